@@ -1,0 +1,83 @@
+"""Headrace keeps derived data correct and fresh, and proves it.
+
+    import headrace as hr
+
+    log = hr.connect("./data")
+    log.create_topic("clicks", "user bigint, url string", key="user", partitions=4)
+    receipt = log.append("clicks", [{"user": 1, "url": "/"}])
+    for batch in log.read("clicks"):
+        print(batch.data, batch.offset, batch.position)
+
+Heavy modules are imported on first use, so that `import headrace` and `headrace --help` are quick.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from headrace import errors
+from headrace.settings import LogSettings
+
+if TYPE_CHECKING:
+    from headrace.log.embedded.log import EmbeddedLog
+    from headrace.log.producer import Producer
+    from headrace.log.transaction import Transaction
+    from headrace.log.writer import Writer
+    from headrace.model.records import Batch, Piece, Receipt
+    from headrace.model.topic import Topic
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Batch": "headrace.model.records",
+    "Piece": "headrace.model.records",
+    "Receipt": "headrace.model.records",
+    "Topic": "headrace.model.topic",
+    "Producer": "headrace.log.producer",
+    "Transaction": "headrace.log.transaction",
+    "Writer": "headrace.log.writer",
+}
+
+
+def connect(target: str | os.PathLike[str], *, create: bool = True, **settings: Any) -> EmbeddedLog:
+    """Open a log: a folder, which is made if it is not there (unless `create` is False).
+
+    `settings` are those of `LogSettings`, e.g. `durability="interval"`.
+    """
+    name = os.fspath(target)
+    if name.startswith("kafka://"):
+        raise errors.BadSetting(
+            "logs on Kafka are not built yet", place=name, fix="connect to a folder"
+        )
+    try:
+        chosen = LogSettings(**settings)
+    except TypeError as error:
+        raise errors.BadSetting(str(error).partition("() ")[2] or str(error), place=name) from None
+    from headrace.log.embedded.log import EmbeddedLog
+
+    return EmbeddedLog(name, chosen, create=create)
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'headrace' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(module), name)
+
+
+__all__ = [
+    "Batch",
+    "LogSettings",
+    "Piece",
+    "Producer",
+    "Receipt",
+    "Topic",
+    "Transaction",
+    "Writer",
+    "__version__",
+    "connect",
+    "errors",
+]

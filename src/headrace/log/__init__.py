@@ -1,0 +1,1 @@
+"""The partitioned log: one promise, kept by a folder and by Kafka."""

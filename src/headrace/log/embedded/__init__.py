@@ -1,0 +1,1 @@
+"""The log as a folder: an atomic journal that many processes share."""

@@ -1,0 +1,307 @@
+"""`log check`: read every byte that counts, believe nothing but the files, and say what is wrong.
+
+It does not use shared memory and takes no lock, so it can run beside writers (it looks at what was
+there when it began) and on a log that does not open. Verified are: headers and meta against their
+checksums, the chain over all files, the rows of every section, in the journal and in pieces, the
+offsets (each partition numbered without gap or overlap), conditions against the counters,
+positions and times that go forward, checkpoints against what was folded up to them, counter runs.
+
+What lies behind the last record of the newest file is not damage unless some intact record says
+that it was synced; it is reported as `torn`, with its place, and does not count as a problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace import errors
+from headrace.log.embedded.checkpoint import Checkpoint, CounterRuns
+from headrace.log.embedded.files import JournalFiles
+from headrace.log.embedded.format import (
+    CHECKPOINT,
+    ENTRY,
+    OFFSET_MASK,
+    Record,
+    Section,
+    address_of,
+    checksum,
+    place_of,
+)
+from headrace.log.embedded.live import digest_of
+from headrace.log.embedded.pieces import Pieces
+from headrace.log.embedded.recovery import read_format
+from headrace.log.embedded.system import System
+from headrace.model.fold import ControlState, verdict
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check found."""
+
+    folder: str
+    files: int = 0
+    entries: int = 0
+    rows: int = 0
+    bytes: int = 0
+    pieces: int = 0
+    position: int = 0
+    problems: list[errors.LogDamaged] = field(default_factory=list)
+    torn: str = ""
+    """Where the newest file stops being a chain of whole records, if not in zeros."""
+    orphans: list[str] = field(default_factory=list)
+    """Pieces that no entry names: staged and never published."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that counts is intact."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "ok": self.ok,
+            "folder": self.folder,
+            "files": self.files,
+            "entries": self.entries,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "pieces": self.pieces,
+            "position": self.position,
+            "torn": self.torn,
+            "orphans": self.orphans,
+            "problems": [problem.to_json() for problem in self.problems],
+        }
+
+
+def check(
+    system: System, folder: str, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Report:
+    """Check the log in `folder`; `progress` is told bytes done and bytes in all."""
+    return _Check(system, folder, progress).run()
+
+
+class _Counters(dict[bytes, int]):
+    def get(self, name: str, default: int = 0) -> int:  # type: ignore[override]
+        return super().get(digest_of(name), default)
+
+    def put(self, name: str, value: int) -> None:
+        self[digest_of(name)] = value
+
+
+class _Check:
+    def __init__(self, system: System, folder: str, progress: Callable[[int, int], None]) -> None:
+        log_id = read_format(system, folder)
+        self.system = system
+        self.files = JournalFiles(system, folder, log_id)
+        self.runs = CounterRuns(system, folder, log_id)
+        self.pieces = Pieces(system, folder, log_id)
+        self.progress = progress
+        self.report = Report(folder)
+        self.control = ControlState()
+        self.counters = _Counters()
+        self.ends: dict[int, int] = {}
+        self.named: set[str] = set()
+        self.position = self.received = 0
+        self.done = self.total = 0
+
+    def run(self) -> Report:
+        newest = self._newest()
+        if newest is not None:
+            closed = {f.number: address_of(f.number, f.end) for f in newest.files}
+            last = max(n for n in self.files.numbers() if self._checkpoint(n) is not None)
+            closed[last] = address_of(last, self.files.file(last)[1])
+            self.total = sum(end & OFFSET_MASK for end in closed.values())
+            previous: int | None = 0
+            for number, end in sorted(closed.items()):
+                previous = self._file(number, end, previous, last=number == last)
+            present = self.system.listdir(self.pieces.folder)
+            self.report.orphans = sorted(set(present) - self.named)
+        self.files.close()
+        self.progress(self.total, self.total)
+        return self.report
+
+    def _newest(self) -> Checkpoint | None:
+        numbers = self.files.numbers()
+        found: Checkpoint | None = None
+        for number in reversed(numbers):
+            found = self._checkpoint(number)
+            if found is not None:
+                break
+            start = address_of(number, 0)
+            if any(record.synced > start for record in self.files.found_after(start)):
+                self._problem(self.files.damage(start))
+        if found is None:
+            self._problem(
+                self.files.damage(address_of(numbers[-1], 0))
+                if numbers
+                else _wrong(self.files.folder, 0, "a journal file", "none")
+            )
+        return found
+
+    def _checkpoint(self, number: int) -> Checkpoint | None:
+        record = self.files.record(address_of(number, 0))
+        if record is None or record.kind != CHECKPOINT:
+            return None
+        return Checkpoint.from_json(record.control())
+
+    def _problem(self, problem: errors.LogDamaged) -> None:
+        self.report.problems.append(problem)
+
+    def _file(self, number: int, end: int, previous: int | None, *, last: bool) -> int | None:
+        """Check one file up to `end`; the checksum of its last record, None if it is not known."""
+        try:
+            size = self.files.file(number)[1]
+        except errors.HeadraceError as error:
+            self._problem(_wrong(self.files.path(number), 0, "a journal file", error.fact))
+            return None
+        self.report.files += 1
+        end = min(end, address_of(number, size))
+        start = address_of(number, 0)
+        while start < end:
+            try:
+                for record, data, at in self.files.walk(start, end, previous=previous, bodies=True):
+                    self._record(record, data, at)
+                    previous, start = record.checksum, record.end
+            except errors.LogDamaged as damage:
+                found = next(self.files.found_after(start + 64), None)
+                if last and not self._was_synced(start):
+                    self._note_torn(start)
+                    break
+                self._problem(damage)
+                previous = None
+                start = found.address if found is not None else end
+        self.done += end & OFFSET_MASK
+        return previous
+
+    def _was_synced(self, address: int) -> bool:
+        return any(record.synced > address for record in self.files.found_after(address))
+
+    def _note_torn(self, address: int) -> None:
+        number, offset = place_of(address)
+        file, _ = self.files.file(number)
+        if any(file.pread(128, offset)):
+            self.report.torn = f"{self.files.path(number)}, byte {offset}"
+
+    # -- one record -------------------------------------------------------------------------
+
+    def _record(self, record: Record, data: bytes, at: int) -> None:
+        report = self.report
+        report.bytes += record.length
+        self.progress(self.done + (record.address & OFFSET_MASK), self.total)
+        if record.received < self.received:
+            self._wrong_at(record, f"a time not before {self.received}", f"{record.received}")
+        self.received = max(self.received, record.received)
+        if record.kind == CHECKPOINT:
+            self._check_checkpoint(record)
+            return
+        if record.kind != ENTRY:
+            return
+        if record.position <= self.position:
+            self._wrong_at(record, f"a position above {self.position}", f"{record.position}")
+        self.position = report.position = record.position
+        report.entries += 1
+        control = record.control()
+        rejection = verdict(self.counters, control.get("expect", {}), control.get("require", {}))
+        if rejection is not None:
+            self._wrong_at(
+                record,
+                f"counter '{rejection.name}' at {rejection.expected}",
+                f"{rejection.found}",
+            )
+        for name, value in control.get("expect", {}).items():
+            self.counters.put(name, value + 1)
+        self.control.apply(control)
+        for section in record.sections():
+            self._section(record, section, control, data, at)
+
+    def _section(
+        self, record: Record, section: Section, control: dict[str, Any], data: bytes, at: int
+    ) -> None:
+        self.report.rows += section.rows
+        for partition, rows, base in section.runs.tolist():
+            slot = section.slot + partition
+            if base != self.ends.get(slot, 0):
+                self._wrong_at(
+                    record,
+                    f"offset {self.ends.get(slot, 0)} in partition {partition}"
+                    f" of topic {section.topic}",
+                    f"{base}",
+                )
+            self.ends[slot] = base + rows
+        if section.piece == 0:
+            start = at + record.body_offset + section.offset
+            rows_data, path = data[start : start + section.length], ""
+        else:
+            name = control["pieces"][section.piece - 1]
+            path = self.pieces.path(name)
+            if name not in self.named:
+                self.named.add(name)
+                self.report.pieces += 1
+            try:
+                file = self.pieces.open(name)
+            except errors.LogDamaged as damage:
+                self._problem(damage)
+                return
+            rows_data = file.pread(section.length, section.offset)
+            file.close()
+        if checksum(rows_data) != section.checksum:
+            self._problem(self.files.rows_damage(record, section, path))
+
+    def _check_checkpoint(self, record: Record) -> None:
+        checkpoint = Checkpoint.from_json(record.control())
+        known = [self.ends.get(slot, 0) for slot in range(len(checkpoint.ends))]
+        if self.report.problems:  # what lies before is not known: go on from here
+            self.ends = dict(enumerate(checkpoint.ends))
+            self.control = checkpoint.control
+        elif known != checkpoint.ends:
+            self._wrong_at(record, f"partition ends {known}", f"{checkpoint.ends}")
+        if self.control.to_json() != checkpoint.control.to_json():
+            self._wrong_at(record, "the control state of the entries before", "another")
+            self.control = checkpoint.control
+        if place_of(record.address)[0] >= self.files.numbers()[-1] - 1:
+            self._check_runs(record, checkpoint)
+
+    def _check_runs(self, record: Record, checkpoint: Checkpoint) -> None:
+        """Counter runs are kept for the two newest checkpoints only."""
+        try:
+            slots = self.runs.read(checkpoint.counters)
+        except errors.LogDamaged as damage:
+            self._problem(damage)
+            return
+        found = {
+            high.to_bytes(8, "little") + low.to_bytes(8, "little"): value
+            for high, low, value, _ in slots.tolist()
+        }
+        if not self.report.problems and found != dict(self.counters):
+            self._wrong_at(record, f"{len(self.counters)} counters as folded", f"{len(found)}")
+        self.counters.clear()
+        self.counters.update(found)
+
+    def _wrong_at(self, record: Record, expected: str, found: str) -> None:
+        number, offset = place_of(record.address)
+        self._problem(_wrong(self.files.path(number), offset, expected, found))
+
+
+def _wrong(path: str, offset: int, expected: str, found: str) -> errors.LogDamaged:
+    return errors.LogDamaged(
+        f"expected {expected}, found {found}",
+        place=f"{path}, byte {offset}",
+        file=path,
+        offset=offset,
+        expected=expected,
+        found=found,
+    )
+
+
+def walk_records(system: System, folder: str) -> Iterator[Record]:
+    """Every intact record of a log in order, for those who look inside."""
+    files = JournalFiles(system, folder, read_format(system, folder))
+    for number in files.numbers():
+        start = address_of(number, 0)
+        try:
+            for record, _, _ in files.walk(start, address_of(number, files.file(number)[1])):
+                yield record
+        except errors.LogDamaged:
+            continue

@@ -1,0 +1,574 @@
+"""Appending: the journal under one lock, and the sync that many share.
+
+**An append.** Everything that can be done before is done before: rows are serialized and summed up
+outside the lock. Then, under the append lock:
+
+1. *catch up*: look at the end that shared memory names. A whole record there means that a writer
+   died after writing and before publishing: fold it. (So a stale shared memory can never make
+   anybody write over a record.)
+2. *decide*: the conditions against the counters, by the fold. A rejected entry leaves no trace.
+3. *number*: position, offsets, the chain; write the record with one `pwritev` into space that is
+   already there (files are zero-filled beforehand, so a sync writes data and no metadata).
+4. *publish* in shared memory, the tail last.
+
+**Durability.** Then, under the sync lock: whoever finds its end already synced returns; whoever
+finds the lock free syncs for all who have written so far; the others sleep until that is done. So
+N writers cost one `fdatasync`, whether they are threads or processes. Readers see nothing beyond
+the synced end: what they saw, a power cut cannot take back.
+
+**Crash argument.** Let the power fail
+* before the record is whole on the disk: nobody was told, nobody saw it; recovery ends before it;
+* after it is whole, before the sync was known: it may survive or not, its writer's outcome is
+  unknown; recovery keeps it if every record before it survived (the chain), else cuts it off;
+* after the sync: it survives, and so does everything before it in the same file, because one
+  `fdatasync` covers the file, and in older files, because a file is synced before the next begins.
+Let a process die at any instruction: its locks go with it; what it wrote is in the page cache, and
+either is a whole record at the end (folded by the next) or is not (written over by the next).
+
+**A failed sync** may have dropped the pages it could not write, and a second one may say "fine".
+So nobody trusts that file again: the log is poisoned for every process, by a word in shared memory
+and a marker file, until somebody opens it anew: then what was not synced is copied from what can
+still be read, record by record, into a new file (`recovery`).
+
+**A roll**: the roll record, sync of the old file, counter run, new file with its checkpoint, sync,
+folder sync; only then does shared memory point into the new file. It holds both locks, append
+before sync; nobody takes them in the other order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from headrace import errors
+from headrace.log.embedded import live as shared
+from headrace.log.embedded.checkpoint import Checkpoint, CounterRuns, FileRange
+from headrace.log.embedded.files import JournalFiles
+from headrace.log.embedded.format import (
+    CHANGES_CONTROL,
+    CHECKPOINT,
+    HAS_CONDITIONS,
+    HEADER_BYTES,
+    MAGIC,
+    MARK,
+    ROLL,
+    Draft,
+    Record,
+    address_of,
+    aligned,
+    encode,
+    place_of,
+)
+from headrace.log.embedded.format import (
+    checksum as checksum_of,
+)
+from headrace.log.embedded.live import Live, Tail
+from headrace.log.embedded.system import EVERYBODY, CrossLock, System, named, os_errors
+from headrace.model import fold
+from headrace.model.fold import ControlState
+from headrace.settings import LogSettings
+
+SPARE = "spare"
+MARKER = "poisoned"
+WITNESS = "witness"
+WITNESS_MAGIC = b"HRend\0\0\1"
+GROWTH = 4
+
+
+class Taken(NamedTuple):
+    """Where an entry went."""
+
+    position: int
+    received: int
+    end: int
+
+
+class Journal:
+    """The journal of an open log: append, sync, mark, roll.
+
+    Invariants: (1) records are written only at `live.tail().end`, only under the append lock, and
+    only where no whole record stands; (2) `SYNCED` never exceeds what an `fdatasync` that returned
+    covers, and never goes back; (3) all files but the newest are synced to their end.
+    """
+
+    def __init__(self, system: System, folder: str, log_id: bytes, settings: LogSettings) -> None:
+        """Open the parts; `recovery.open_journal` makes the shared memory believable first."""
+        self.system = system
+        self.folder = folder
+        self.log_id = log_id
+        self.settings = settings
+        self.files = JournalFiles(system, folder, log_id)
+        self.counter_runs = CounterRuns(system, folder, log_id)
+        self.live = Live(system, f"{folder}/live")
+        self.append_lock = self._lock("append", shared.APPEND_WORD, shared.APPEND_HOLDER)
+        self.sync_lock = self._lock("sync", shared.SYNC_WORD, shared.SYNC_HOLDER)
+        self.control = ControlState()
+        self.catalog = -1
+        self.closed_files: list[FileRange] = []
+        self._folded = 0
+        self._control_guard = threading.Lock()
+        self.syncs = 0
+        self.since = 0
+
+    def _lock(self, name: str, word: int, holder: int) -> CrossLock:
+        with os_errors("opening a lock", f"{self.folder}/locks/{name}"):
+            file = self.system.open(f"{self.folder}/locks/{name}", create=True)
+        return CrossLock(self.system, file, self.live.shared, name=name, word=word, holder=holder)
+
+    @contextlib.contextmanager
+    def _appending(self) -> Iterator[Tail]:
+        """Hold the append lock, with everything folded that is in the journal."""
+        self.append_lock.acquire(self.settings.lock_timeout_seconds)
+        try:
+            self._refuse_unless_sound()
+            yield self.catch_up()
+        finally:
+            self.append_lock.release()
+
+    def _refuse_unless_sound(self) -> None:
+        words = self.live.words
+        if words[shared.POISONED]:
+            raise errors.LogPoisoned(
+                "a sync of this log failed; nothing is appended", place=self.folder
+            )
+        if words[shared.DAMAGED]:
+            raise self.files.damage(words[shared.DAMAGED])
+
+    # -- append -----------------------------------------------------------------------------
+
+    def append(self, draft: Draft, catalog: int | None) -> Taken | None:
+        """Write a sealed entry; None if the topics changed since `catalog`, so look again.
+
+        Raises `Conflict` when a condition fails. What returns is in the operating system's hands;
+        `sync` puts it on the disk.
+        """
+        with self._appending() as found:
+            tail = found
+            if catalog is not None and tail.catalog != catalog:
+                return None
+            expect: dict[str, int] = {}
+            if draft.flags & HAS_CONDITIONS:
+                expect = draft.control.get("expect", {})
+                self._decide(expect, draft.control.get("require", {}))
+            tail = self._make_room(tail, draft.length)
+            self._number(draft)
+            position = tail.position + 1
+            received = max(self.system.now_us(), tail.received)
+            checksum = self._write(draft, tail, position, received)
+            for section in draft.sections:
+                section.advance(self.live.ends(0), section.slot)
+            fold.move(self.live, expect)
+            changes = draft.flags & CHANGES_CONTROL
+            end = tail.end + draft.length
+            self.live.publish(
+                Tail(
+                    end=end,
+                    position=position,
+                    checksum=checksum,
+                    control=tail.end if changes else tail.control,
+                    catalog=tail.catalog + ("topics" in draft.control),
+                    received=received,
+                    entries=tail.entries + 1,
+                    marked=tail.marked,
+                )
+            )
+            return Taken(position, received, end)
+
+    def _number(self, draft: Draft) -> None:
+        """Give the rows their offsets. Shared memory moves only once the record is written."""
+        sections = draft.sections
+        if len(sections) == 1:
+            section = sections[0]
+            section.number(self.live.ends(section.slot_end), section.slot)
+            return
+        for section in sections:  # a topic may come more than once
+            self.live.ends(section.slot_end)
+        ends = self.live.ends(0).copy()
+        for section in sections:
+            section.number(ends, section.slot)
+            section.advance(ends, section.slot)
+
+    def _decide(self, expect: dict[str, int], require: dict[str, int]) -> None:
+        rejection = fold.verdict(self.live, expect, require)
+        if rejection is not None:
+            raise errors.Conflict(
+                f"counter '{rejection.name}' is {rejection.found}, not {rejection.expected}",
+                place=self.folder,
+                kind=rejection.kind,
+                counter=rejection.name,
+                expected=rejection.expected,
+                found=rejection.found,
+            )
+
+    def _write(self, draft: Draft, tail: Tail, position: int, received: int) -> int:
+        """Write one record at the end; its checksum. Nothing is published here."""
+        buffers, checksum = encode(
+            draft,
+            log_id=self.log_id,
+            address=tail.end,
+            position=position,
+            previous=tail.checksum,
+            synced=self.live.words[shared.SYNCED],
+            previous_control=tail.control,
+            received=received,
+        )
+        number, offset = place_of(tail.end)
+        file, _ = self.files.file(number)
+        try:
+            file.pwritev(buffers, offset)
+        except OSError as error:
+            # A part may be there, and could look whole but for its padding: make it none at all.
+            try:
+                file.pwritev([bytes(8)], offset)
+            except OSError:
+                self._poison()
+                raise errors.Unknown(
+                    "the entry was being written when the disk failed", place=file.path
+                ) from error
+            raise named(error, "writing an entry", file.path) from error
+        return checksum
+
+    def catch_up(self) -> Tail:
+        """Fold what a dead writer left at the end (append lock held); the tail after it."""
+        tail = self.live.tail()
+        number, offset = place_of(tail.end)
+        file, _ = self.files.file(number)
+        if file.pread(8, offset) != MAGIC:
+            return tail
+        while True:
+            record = self.files.whole(tail.end, tail.checksum)
+            if record is None:
+                return tail
+            if record.kind == ROLL:
+                tail = self._finish_roll(tail, record)
+            else:
+                tail = self.fold(record, tail)
+
+    def fold(self, record: Record, tail: Tail) -> Tail:
+        """Take one record into shared memory; absolute, so twice is once."""
+        for section in record.sections():
+            ends = self.live.ends(section.slot + int(section.runs["partition"][-1]) + 1)
+            fold.advance(ends, section.runs, section.slot)
+        topics_changed = False
+        if record.flags:
+            control = record.control()
+            fold.move(self.live, control.get("expect", {}))
+            topics_changed = "topics" in control
+        tail = Tail(
+            end=record.end,
+            position=record.position,
+            checksum=record.checksum,
+            control=record.address if record.flags & CHANGES_CONTROL else tail.control,
+            catalog=tail.catalog + topics_changed,
+            received=record.received,
+            entries=tail.entries + 1,
+            marked=record.end if record.kind == MARK else tail.marked,
+        )
+        self.live.publish(tail)
+        return tail
+
+    # -- sync -------------------------------------------------------------------------------
+
+    def sync(self, end: int) -> None:
+        """Return when everything below `end` is on the disk; share the sync with all who wait."""
+        words, lock = self.live.words, self.sync_lock
+        while words[shared.SYNCED] < end:
+            seen = lock.seen()
+            if words[shared.POISONED]:
+                raise errors.LogPoisoned("a sync of this log failed", place=self.folder)
+            if words[shared.SYNCED] >= end:
+                return
+            if lock.try_acquire():
+                try:
+                    if words[shared.SYNCED] < end:
+                        self._sync_to(self.live.tail())
+                finally:
+                    lock.release(EVERYBODY)
+            else:
+                lock.wait_changed(seen, CrossLock.LOOK_AGAIN_SECONDS)
+
+    def _sync_to(self, tail: Tail) -> None:
+        """Sync the newest file, then say so (sync lock held)."""
+        if self.live.words[shared.POISONED]:
+            raise errors.LogPoisoned("a sync of this log failed", place=self.folder)
+        file, _ = self.files.file(place_of(tail.end)[0])
+        try:
+            file.fdatasync()
+        except OSError as error:
+            self._poison()
+            raise errors.LogPoisoned(
+                f"syncing the journal: {error.strerror or error}", place=file.path
+            ) from error
+        self.syncs += 1
+        self.publish_synced(tail)
+
+    def publish_synced(self, tail: Tail) -> None:
+        """Move the synced end, which readers and waiters see (sync lock held)."""
+        self.live.words[shared.SYNCED] = tail.end
+        self.live.words[shared.SYNCED_POSITION] = tail.position
+
+    def _poison(self) -> None:
+        self.live.words[shared.POISONED] = 1
+        with contextlib.suppress(OSError):  # the word is enough while the machine is up
+            self.system.create(f"{self.folder}/{MARKER}", 0).close()
+            self.system.fsync_dir(self.folder)
+        self.sync_lock.signal(EVERYBODY)
+
+    def mark(self) -> None:
+        """Write a synced mark, unless the last record is one: all before it is on the disk."""
+        tail = self.live.tail()
+        if tail.marked == tail.end:
+            self.sync(tail.end)
+            return
+        with self._appending() as found:
+            tail = found
+            if tail.marked == tail.end:
+                end = tail.end
+            else:
+                self.sync(tail.end)  # a mark claims that all before it is on the disk
+                draft = Draft(kind=MARK).seal()
+                tail = self._make_room(tail, draft.length)
+                checksum = self._write(draft, tail, tail.position, tail.received)
+                end = tail.end + draft.length
+                self.live.publish(
+                    tail._replace(end=end, checksum=checksum, entries=tail.entries + 1, marked=end)
+                )
+        self.sync(end)
+        self._write_witness(end)
+
+    def _write_witness(self, end: int) -> None:
+        """Say in a second place how far the log was synced, for a newest file that gets lost."""
+        body = WITNESS_MAGIC + self.log_id + end.to_bytes(8, "little")
+        with os_errors("writing the witness", f"{self.folder}/{WITNESS}"):
+            file = self.system.open(f"{self.folder}/{WITNESS}", create=True)
+            file.pwritev([body + checksum_of(body).to_bytes(8, "little")], 0)
+            file.fdatasync()
+            file.close()
+
+    def witness(self) -> int:
+        """The synced end that the witness names; 0 if there is none, or it is not whole."""
+        try:
+            file = self.system.open(f"{self.folder}/{WITNESS}")
+        except FileNotFoundError:
+            return 0
+        data = file.pread(40, 0)
+        file.close()
+        body = data[:32]
+        whole = body[:24] == WITNESS_MAGIC + self.log_id
+        if not whole or data[32:] != checksum_of(body).to_bytes(8, "little"):
+            return 0
+        return int.from_bytes(body[24:], "little")
+
+    # -- files ------------------------------------------------------------------------------
+
+    def _make_room(self, tail: Tail, length: int) -> Tail:
+        """Roll if the newest file has no room for a record of `length` and a roll record."""
+        number, offset = place_of(tail.end)
+        _, size = self.files.file(number)
+        full = offset + length + ROLL_BYTES > size
+        if not full and tail.entries < self.settings.journal_entries_max:
+            return tail
+        draft = Draft(kind=ROLL).seal()
+        checksum = self._write(draft, tail, tail.position, tail.received)
+        record = self.files.record(tail.end)
+        assert record is not None
+        assert record.checksum == checksum
+        return self._start_file(tail, record, room=length)
+
+    def _finish_roll(self, tail: Tail, roll: Record) -> Tail:
+        """Go on from a roll record that a dead writer left, or that shared memory missed."""
+        number = place_of(roll.address)[0] + 1
+        if number not in self.files.numbers():
+            return self._start_file(tail, roll)
+        first = self.files.whole(address_of(number, 0), roll.checksum)
+        if first is None:
+            return self._start_file(tail, roll)
+        with os_errors("syncing the journal folder", self.files.folder):
+            self.system.fsync_dir(self.files.folder)  # the dead writer may not have come so far
+        rolled = tail._replace(end=roll.end, checksum=roll.checksum, entries=0)
+        return self.fold(first, rolled)
+
+    def _start_file(self, tail: Tail, roll: Record, room: int = 0) -> Tail:
+        """Finish a roll whose roll record is written: begin the next file (append lock held)."""
+        number, _ = place_of(roll.address)
+        self.sync_lock.acquire(self.settings.lock_timeout_seconds)
+        try:
+            rolled = tail._replace(end=roll.end, checksum=roll.checksum)
+            self._sync_to(rolled)
+            with os_errors("starting a journal file", self.files.folder):
+                tail = self.begin_file(
+                    number + 1,
+                    rolled,
+                    self._checkpoint_after(number, roll.end, tail),
+                    size=self._next_size(number),
+                    room=room,
+                )
+            self.live.publish(tail)
+            self.publish_synced(tail)
+        finally:
+            self.sync_lock.release(EVERYBODY)
+        return tail
+
+    def _next_size(self, number: int) -> int:
+        _, size = self.files.file(number)
+        return min(size * GROWTH, self.settings.journal_bytes_max)
+
+    def _checkpoint_after(self, number: int, end: int, tail: Tail) -> Checkpoint:
+        """The state at the end of file `number`, from shared memory and its own checkpoint."""
+        first = self.files.record(address_of(number, 0))
+        if first is None:
+            raise self.files.damage(address_of(number, 0))
+        before = Checkpoint.from_json(first.control())
+        self.refresh_control()
+        slots = self.control.slots
+        ends = self.live.ends(slots)[:slots].tolist()
+        return Checkpoint(
+            control=self.control,
+            ends=ends,
+            counters=self.counter_runs.write(self.live, before.counters, number),
+            files=[*before.files, file_range(number, end, first, tail, before, ends, self.control)],
+            catalog=tail.catalog,
+        )
+
+    def begin_file(
+        self, number: int, tail: Tail, checkpoint: Checkpoint, *, size: int, room: int = 0
+    ) -> Tail:
+        """Make file `number` with this checkpoint, synced; the tail behind it (both locks held).
+
+        It gets `size` bytes, or more if checkpoint and a record of `room` bytes need it.
+        """
+        draft = Draft(kind=CHECKPOINT, control=checkpoint.to_json(), flags=CHANGES_CONTROL).seal()
+        need = draft.length + room + 2 * ROLL_BYTES
+        path = self.files.path(number)
+        spare = f"{self.files.folder}/{SPARE}"
+        try:
+            file = self.system.open(spare)
+            length = file.size()
+            if length < max(need, size):
+                raise FileNotFoundError(spare)
+            self.system.rename(spare, path)
+        except FileNotFoundError:
+            length = max(size, aligned(need))
+            file = self.system.create(path, length)
+        address = address_of(number, 0)
+        buffers, checksum = encode(
+            draft,
+            log_id=self.log_id,
+            address=address,
+            position=tail.position,
+            previous=tail.checksum,
+            synced=tail.end,
+            previous_control=0,
+            received=tail.received,
+        )
+        file.pwritev(buffers, 0)
+        file.fdatasync()
+        self.system.fsync_dir(self.files.folder)
+        self.files.adopt(number, file, length)
+        runs = checkpoint.counters
+        self.counter_runs.drop_except(runs, self._runs_named_by(checkpoint.files))
+        return Tail(
+            end=address + draft.length,
+            position=tail.position,
+            checksum=checksum,
+            control=address,
+            catalog=checkpoint.catalog,
+            received=tail.received,
+            entries=1,
+            marked=address + draft.length,
+        )
+
+    def _runs_named_by(self, files: list[FileRange]) -> list[dict[str, Any]]:
+        """The counter runs of the second-newest checkpoint, which is kept too."""
+        if not files:
+            return []
+        record = self.files.record(address_of(files[-1].number, 0))
+        return Checkpoint.from_json(record.control()).counters if record is not None else []
+
+    def prepare(self) -> None:
+        """Make the next file ahead of need, when the newest is half full and nobody has."""
+        number, offset = place_of(self.live.tail().end)
+        _, size = self.files.file(number)
+        if offset * 2 < size or SPARE in self.system.listdir(self.files.folder):
+            return
+        own = f"{self.files.folder}/{SPARE}.{self.system.pid()}"
+        with contextlib.suppress(OSError):  # the roll makes its own, and says what is wrong
+            file = self.system.create(own, self._next_size(number))
+            file.fdatasync()
+            file.close()
+            self.system.rename(own, f"{self.files.folder}/{SPARE}")
+
+    # -- control state ----------------------------------------------------------------------
+
+    def refresh_control(self) -> None:
+        """Fold the control records written since last time, by following their chain backwards."""
+        with self._control_guard:
+            last = self.live.tail()
+            if last.control == self._folded:
+                return
+            pending: list[Record] = []
+            address = last.control
+            while address > self._folded:
+                record = self.files.record(address)
+                if record is None:
+                    raise self.files.damage(address)
+                pending.append(record)
+                if record.kind == CHECKPOINT:
+                    break
+                address = record.previous_control
+            control = self.control.copy()  # others may be reading the old one
+            for record in reversed(pending):
+                if record.kind == CHECKPOINT:
+                    checkpoint = Checkpoint.from_json(record.control())
+                    control = checkpoint.control
+                    self.closed_files = checkpoint.files
+                else:
+                    control.apply(record.control())
+            self.control = control
+            self._folded, self.catalog = last.control, last.catalog
+
+    def forget(self) -> None:
+        """Read the control state anew next time: shared memory was rebuilt."""
+        self._folded, self.catalog = 0, -1
+
+    def close(self) -> None:
+        """Close files and maps."""
+        self.files.close()
+        self.live.close()
+
+
+ROLL_BYTES = HEADER_BYTES
+
+
+def file_range(
+    number: int,
+    end: int,
+    first: Record,
+    tail: Tail,
+    before: Checkpoint,
+    ends: list[int],
+    control: ControlState,
+    cut: str = "",
+) -> FileRange:
+    """What the next checkpoint says of a file that is closed now."""
+    known = len(before.ends)
+    topics = [
+        topic.id
+        for topic in control.topics.values()
+        if any(
+            ends[slot] != (before.ends[slot] if slot < known else 0)
+            for slot in range(topic.slot, topic.slot + topic.partitions)
+        )
+    ]
+    return FileRange(
+        number=number,
+        end=place_of(end)[1],
+        after=first.position,
+        through=tail.position,
+        time_first=first.received,
+        time_last=tail.received,
+        topics=topics,
+        cut=cut,
+    )

@@ -1,0 +1,625 @@
+"""The embedded log: a folder that any number of processes open at once. No daemon."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from headrace import errors
+from headrace.interfaces import Part
+from headrace.log.embedded import live as shared
+from headrace.log.embedded.format import (
+    CHANGES_CONTROL,
+    HAS_CONDITIONS,
+    Draft,
+    SectionDraft,
+)
+from headrace.log.embedded.housekeeping import Housekeeper
+from headrace.log.embedded.journal import Journal, Taken
+from headrace.log.embedded.packing import HeadersOfRows, Packer
+from headrace.log.embedded.pieces import Pieces, chunked
+from headrace.log.embedded.reader import Reading, Start
+from headrace.log.embedded.recovery import open_journal
+from headrace.log.embedded.system import OsSystem, System
+from headrace.log.producer import Producer
+from headrace.log.transaction import Transaction
+from headrace.log.writer import Writer
+from headrace.model.evolution import evolve
+from headrace.model.fold import CONTROL_KEYS, ControlState
+from headrace.model.keys import key_tag
+from headrace.model.records import Batch, Piece, Receipt, microseconds_of
+from headrace.model.rows import opaque_schema
+from headrace.model.schema import RESERVED, Schema, schema_of
+from headrace.model.topic import KINDS, PARTITIONS_MAX, VALUES, Topic, check_name
+from headrace.settings import DURABILITIES, LogSettings
+
+META_BYTES_MAX = 16 << 20
+
+
+class EmbeddedLog:
+    """A log in a folder. Threads may share a handle; a forked child gets one of its own."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        settings: LogSettings | None = None,
+        *,
+        create: bool = True,
+        system: System | None = None,
+    ) -> None:
+        """Open the log in `path`, making it if it is not there (unless `create` is False)."""
+        self.path = os.path.abspath(os.fspath(path)) if system is None else os.fspath(path)
+        self.settings = settings or LogSettings()
+        self._system = system or OsSystem()
+        self._packers: dict[str, Packer] = {}
+        self._closed = False
+        self._reopening = threading.Lock()
+        self._journal: Journal | None = None
+        self._open(create=create)
+        _handles.add(self)
+
+    def _open(self, *, create: bool) -> Journal:
+        journal = open_journal(self._system, self.path, self.settings, create=create)
+        self._pieces = Pieces(self._system, self.path, journal.log_id)
+        self._keeper = Housekeeper(journal, self.settings)
+        self._finalizer = weakref.finalize(self, _close, journal, self._keeper)
+        self._journal = journal
+        return journal
+
+    @property
+    def journal(self) -> Journal:
+        """The open journal; in a forked child, one of its own."""
+        journal = self._journal
+        if journal is not None:
+            return journal
+        with self._reopening:
+            if self._closed:
+                raise errors.LogClosed("the log is closed", place=self.path)
+            return self._journal or self._open(create=False)
+
+    def _forked(self) -> None:
+        """In the child: let go of the parent's locks, which both would hold; re-open on use."""
+        journal, self._journal = self._journal, None
+        self._reopening = threading.Lock()
+        if journal is not None:
+            self._finalizer.detach()
+            journal.append_lock.abandon()
+            journal.sync_lock.abandon()
+
+    def close(self) -> None:
+        """Mark the end as synced and let go; readings of this handle end."""
+        if self._closed:
+            return
+        self._closed = True
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            journal.sync_lock.signal(1 << 20)
+            self._finalizer()
+
+    def __enter__(self) -> EmbeddedLog:
+        """For `with`."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """The folder."""
+        return f"<headrace log {self.path}>"
+
+    # -- topics -----------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        schema: str | pa.Schema,
+        *,
+        key: str | Sequence[str] = (),
+        event_time: str | None = None,
+        partitions: int = 1,
+        kind: str = "events",
+        exist_ok: bool = False,
+    ) -> Topic:
+        """Make a topic.
+
+        `schema` is a Spark DDL string ("user bigint, url string"), a pyarrow schema, or "bytes",
+        "json" or "text" for opaque values with an optional key. Rows with equal `key` go to one
+        partition, for ever. `kind="changes"` adds `_weight` (+1 or -1, default +1) and `_op`.
+        With `exist_ok` an equal topic that is already there is given back.
+        """
+        asked = _new_topic(name, schema, key, event_time, partitions, kind)
+        while True:
+            topics = self._control().topics
+            found = topics.get(name)
+            if found is not None:
+                if exist_ok and _same(found, asked):
+                    return found
+                raise errors.TopicExists(
+                    f"topic '{name}' exists" + ("" if not exist_ok else " and differs"),
+                    place=self.path,
+                )
+            slot = max((topic.slot + topic.partitions for topic in topics.values()), default=0)
+            topic = Topic(
+                id=len(topics) + 1,
+                name=name,
+                kind=asked.kind,
+                value=asked.value,
+                key=asked.key,
+                event_time=asked.event_time,
+                partitions=asked.partitions,
+                slot=slot,
+                schemas=asked.schemas,
+            )
+            try:
+                control = {"topics": [topic.to_json()]}
+                expected = {"topics": len(topics), f"topic/{name}": 0}
+                self.append_entry([], control, expect=expected, require={})
+            except errors.Conflict:
+                continue  # somebody made a topic meanwhile: look again
+            return self.topic(name)
+
+    def alter_topic(self, name: str, **changes: Any) -> Topic:
+        """Give a topic its next schema version: `add=`, `widen=`, `retire=`, `rename=`, `retype=`.
+
+        See `headrace.model.evolution.evolve`. A `retype` starts a new generation; nothing else
+        changes what was written.
+        """
+        while True:
+            topic = self.topic(name)
+            if topic.value != "columns":
+                raise errors.SchemaChangeRefused(
+                    f"topic '{name}' holds {topic.value}, not columns", place=f"topic '{name}'"
+                )
+            schema = evolve(topic.schema, key=topic.key, event_time=topic.event_time, **changes)
+            data = topic.to_json()
+            data["schemas"].append(schema.to_json())
+            try:
+                expected = {f"topic/{name}": len(topic.schemas)}
+                self.append_entry([], {"topics": [data]}, expect=expected, require={})
+            except errors.Conflict:
+                continue
+            return self.topic(name)
+
+    def topic(self, name: str) -> Topic:
+        """A topic by its name."""
+        topics = self._control().topics
+        found = topics.get(name)
+        if found is None:
+            near = errors.nearest(str(name), topics)
+            raise errors.UnknownTopic(
+                f"there is no topic '{name}'",
+                place=self.path,
+                fix=near or "make it with create_topic, or see `headrace topic ls`",
+            )
+        return found
+
+    def topics(self) -> list[Topic]:
+        """All topics, in the order they were made."""
+        return sorted(self._control().topics.values(), key=lambda topic: topic.id)
+
+    def _control(self) -> ControlState:
+        journal = self.journal
+        if journal.catalog != journal.live.tail().catalog:
+            journal.refresh_control()
+        return journal.control
+
+    def _packer(self, name: str) -> Packer:
+        journal = self.journal
+        packer = self._packers.get(name)
+        if packer is None or packer.topic is not journal.control.topics.get(name):
+            packer = self._packers[name] = Packer(self.topic(name))
+        return packer
+
+    # -- append -----------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: str,
+        rows: Any,
+        *,
+        headers: HeadersOfRows | None = None,
+        transactions: Sequence[int] | None = None,
+        partition: int | None = None,
+        sent_time: datetime | None = None,
+        expect: Mapping[str, int] | None = None,
+        require: Mapping[str, int] | None = None,
+        durability: str | None = None,
+    ) -> Receipt:
+        """Append rows as one entry; return when it is on the disk.
+
+        `rows`: dicts, Arrow, pandas, Polars, anything with `__arrow_c_stream__`, or staged pieces.
+        `headers`: one mapping for all rows or one per row. `transactions`: the number of rows in
+        each source transaction, when the entry holds several. `expect` and `require`: the entry is
+        taken only if each counter named has the value named; `expect` moves it to value + 1.
+
+        Ends with a receipt; or `Conflict`: a condition failed, nothing was taken; or `Unknown`: the
+        outcome is not known (resolve it with `log.writer(name)`); or another error: not taken.
+        """
+        part = Part(topic, rows, headers, transactions, partition, sent_time)
+        return self.append_entry(
+            [part], {}, expect=expect or {}, require=require or {}, durability=durability
+        )
+
+    def stage(self, topic: str, rows: Any, *, headers: HeadersOfRows | None = None) -> Piece:
+        """Write rows, synced, without publishing them: `append` and transactions take the piece.
+
+        Rows that come as a RecordBatchReader are written as they come, in bounded memory.
+        """
+        packer = self._packer(topic)
+        sent = self._system.now_us()
+        if isinstance(rows, pa.RecordBatchReader):
+            batches: Any = (packer.batch(batch) for batch in rows)
+        else:
+            batches = [packer.batch(rows)]
+        packing: dict[str, Any] = {"sent_time": sent}
+        if headers is not None:
+            batches = list(batches)
+            packing["headers"] = packer.headers(headers, sum(b.num_rows for b in batches))
+        drafts = chunked(packer, batches, self.settings.chunk_bytes, **packing)
+        return self._pieces.write(packer.topic, drafts, sent)
+
+    def transaction(self, *, durability: str | None = None) -> Transaction:
+        """Rows for several topics, offsets, counters: one entry, all or nothing."""
+        return Transaction(self, durability=durability)
+
+    def writer(self, name: str) -> Writer:
+        """Claim a writer's name: fences older holders, knows how many entries it has stored."""
+        return Writer(self, name)
+
+    def producer(self, topic: str, **settings: Any) -> Producer:
+        """A producer that batches single rows in the background, with bounded memory."""
+        return Producer(self, topic, **settings)
+
+    def append_entry(
+        self,
+        parts: Sequence[Part],
+        control: Mapping[str, Any],
+        *,
+        expect: Mapping[str, int],
+        require: Mapping[str, int],
+        durability: str | None = None,
+    ) -> Receipt:
+        """Append one entry made of these parts, control records and conditions."""
+        durability = self._checked(durability)
+        while True:
+            journal = self.journal
+            catalog = journal.catalog
+            draft, topics = self._draft(parts, dict(control), expect, require)
+            if draft is None:
+                return Receipt(self.position, 0, self._system.now_us())
+            taken = journal.append(draft, catalog)
+            if taken is not None:
+                break
+            journal.refresh_control()  # the topics changed meanwhile: look again
+        self._make_durable(journal, taken, durability)
+        rows = sum(section.rows for section in draft.sections)
+        return Receipt(taken.position, rows, taken.received, _offsets(draft.sections, topics))
+
+    def check_part(self, part: Part) -> None:
+        """Take the rows of a part in, raising what is wrong with them; nothing is written."""
+        packer = self._packer(part.topic)
+        rows = part.rows if isinstance(part.rows, list) else [part.rows]
+        if not (rows and isinstance(rows[0], Piece)):
+            part.batch(packer.arrow, packer.batch)
+
+    def _make_durable(self, journal: Journal, taken: Taken, durability: str) -> None:
+        if durability == "fsync":
+            try:
+                journal.sync(taken.end)
+            except errors.LogPoisoned as error:
+                raise errors.Unknown(
+                    f"entry {taken.position} was written, but syncing it failed",
+                    place=self.path,
+                    position=taken.position,
+                ) from error
+        self._keeper.appended(durability)
+
+    def _checked(self, durability: str | None) -> str:
+        if durability is None:
+            return self.settings.durability
+        if durability not in DURABILITIES:
+            raise errors.BadSetting(
+                f"durability {durability!r} is not one of {', '.join(DURABILITIES)}",
+                place="durability",
+            )
+        return durability
+
+    def _draft(
+        self,
+        parts: Sequence[Part],
+        control: dict[str, Any],
+        expect: Mapping[str, int],
+        require: Mapping[str, int],
+    ) -> tuple[Draft | None, dict[int, str]]:
+        sections: list[SectionDraft] = []
+        pieces: list[str] = []
+        topics: dict[int, str] = {}
+        inline = 0
+        for part in parts:
+            packer = self._packer(part.topic)
+            topics[packer.topic.id] = part.topic
+            for staged in self._staged(packer, part, inline):
+                if isinstance(staged, Piece):
+                    pieces.append(staged.name)
+                    sections.extend(self._pieces.sections(packer.topic, staged, len(pieces)))
+                elif staged.rows:
+                    assert staged.body is not None
+                    inline += staged.body.size
+                    sections.append(staged)
+        flags = CHANGES_CONTROL if not CONTROL_KEYS.isdisjoint(control) else 0
+        if expect or require:
+            flags |= HAS_CONDITIONS
+            control = {**control, **_conditions(expect, require)}
+        if pieces:
+            control = {**control, "pieces": pieces}
+        if not sections and not control:
+            return None, topics
+        draft = Draft(sections=sections, control=control, flags=flags).seal()
+        self._check_size(draft)
+        return draft, topics
+
+    def _staged(self, packer: Packer, part: Part, inline: int) -> Iterator[SectionDraft | Piece]:
+        """A part as a section, or as pieces when it is large or was staged before."""
+        rows = part.rows
+        if isinstance(rows, Piece):
+            rows = [rows]
+        if isinstance(rows, list) and rows and isinstance(rows[0], Piece):
+            yield from rows
+            return
+        batch = part.batch(packer.arrow, packer.batch)
+        size = pa.ipc.get_record_batch_size(batch)
+        if size > self.settings.append_bytes_max:
+            raise errors.BatchTooLarge(
+                f"{size} bytes in one append, above {self.settings.append_bytes_max}",
+                place=packer.place,
+                fix="stage the rows in several pieces (log.stage) and append these as one entry",
+            )
+        sent = microseconds_of(part.sent_time) if part.sent_time else self._system.now_us()
+        packing: dict[str, Any] = {"sent_time": sent, "partition": part.partition}
+        if part.headers is not None:
+            packing["headers"] = packer.headers(part.headers, batch.num_rows)
+        if part.transactions is not None:
+            packing["transactions"] = packer.transactions(part.transactions, batch.num_rows)
+        if inline + size > self.settings.inline_bytes_max:
+            drafts = chunked(packer, [batch], self.settings.chunk_bytes, **packing)
+            piece = self._pieces.write(packer.topic, drafts, sent)
+            part.rows = [piece]  # a second try must not stage it again
+            yield piece
+        else:
+            yield packer.pack(batch, **packing)
+
+    def _check_size(self, draft: Draft) -> None:
+        if draft.meta_length > META_BYTES_MAX:
+            raise errors.BatchTooLarge(
+                f"the entry's control part has {draft.meta_length} bytes",
+                place=self.path,
+                fix="put fewer topics, pieces, counters or values into one entry",
+            )
+
+    # -- read -------------------------------------------------------------------------------
+
+    def read(
+        self,
+        topics: str | Sequence[str],
+        start: Start = "earliest",
+        *,
+        after: int | None = None,
+        through: int | None = None,
+        columns: Sequence[str] | None = None,
+        partitions: Sequence[int] | None = None,
+        follow: bool = False,
+        timeout: float | None = None,
+    ) -> Iterator[Batch]:
+        """Batches in position order, never past the synced end.
+
+        `start`: "earliest", "latest", a `datetime` (the first entry received then or later), an
+        offset, or {partition: offset} (partitions not named are not read); or `after=P`: entries
+        with positions above P. `through=P`: up to and with P, waiting for it if need be. With
+        `follow` the reading goes on for ever, woken by each append; `timeout` seconds without news
+        end it. `columns`: those only, retired ones may be named.
+        """
+        names = [topics] if isinstance(topics, str) else list(topics)
+        found = [self.topic(name) for name in names]
+        return Reading(
+            self.journal,
+            self._pieces,
+            found,
+            start=start,
+            after=after,
+            through=through,
+            columns=columns,
+            partitions=partitions,
+            follow=follow,
+            timeout=timeout,
+            closed=self._is_closed(),
+        )
+
+    def _is_closed(self) -> Callable[[], bool]:
+        reference = weakref.ref(self)
+
+        def closed() -> bool:
+            log = reference()
+            return log is not None and log._closed
+
+        return closed
+
+    @property
+    def position(self) -> int:
+        """The newest position that readers see."""
+        return self.journal.live.words[shared.SYNCED_POSITION]
+
+    @property
+    def since(self) -> int:
+        """The oldest position at which the log is whole."""
+        return self.journal.since
+
+    def wait(self, position: int, timeout: float | None = None) -> int:
+        """Return the newest visible position once it is at least `position`; else `WaitTimeout`."""
+        journal = self.journal
+        words, lock = journal.live.words, journal.sync_lock
+        deadline = None if timeout is None else self._system.monotonic() + timeout
+        while True:
+            seen = lock.seen()
+            found = words[shared.SYNCED_POSITION]
+            if found >= position:
+                return found
+            left = None if deadline is None else deadline - self._system.monotonic()
+            if left is not None and left <= 0:
+                raise errors.WaitTimeout(
+                    f"position {position} not reached within {timeout:g} s; the log is at {found}",
+                    place=self.path,
+                    position=found,
+                )
+            if self._closed:
+                raise errors.LogClosed("the log was closed while waiting", place=self.path)
+            lock.wait_changed(seen, left)
+
+    def ends(self, topic: str) -> list[int]:
+        """The next offset of each partition (entries not yet visible included)."""
+        found = self.topic(topic)
+        ends = self.journal.live.ends(found.slot + found.partitions)
+        result: list[int] = ends[found.slot : found.slot + found.partitions].tolist()
+        return result
+
+    def counter(self, name: str) -> int:
+        """The value of a counter; 0 if nobody moved it."""
+        journal = self.journal
+        journal.append_lock.acquire(self.settings.lock_timeout_seconds)
+        try:
+            journal.catch_up()
+            return journal.live.get(name)
+        finally:
+            journal.append_lock.release()
+
+    def offsets(self, group: str) -> dict[str, dict[int, int]]:
+        """What a group has committed: topic -> partition -> the next offset to read."""
+        self.journal.refresh_control()
+        committed: dict[str, dict[int, int]] = self.journal.control.groups.get(group, {})
+        return {topic: dict(offsets) for topic, offsets in committed.items()}
+
+    def value(self, name: str) -> Any:
+        """A named value that an entry set; None if there is none."""
+        self.journal.refresh_control()
+        return self.journal.control.values.get(name)
+
+    def sync(self) -> int:
+        """Put everything appended so far on the disk; the position that is then visible."""
+        journal = self.journal
+        journal.sync(journal.live.tail().end)
+        return self.position
+
+    def tick(self) -> None:
+        """What the timer does after a quiet second: sync, mark, make the next file."""
+        self.journal.mark()
+        self.journal.prepare()
+
+
+def _new_topic(
+    name: str,
+    spec: str | pa.Schema,
+    key: str | Sequence[str],
+    event_time: str | None,
+    partitions: int,
+    kind: str,
+) -> Topic:
+    """A topic as asked for, checked, without its place in the log."""
+    check_name(name)
+    place = f"topic '{name}'"
+    if kind not in KINDS:
+        raise errors.BadSchema(f"kind {kind!r} is not 'events' or 'changes'", place=place)
+    if isinstance(partitions, bool) or not 1 <= partitions <= PARTITIONS_MAX:
+        raise errors.BadSchema(
+            f"{partitions} partitions: not between 1 and {PARTITIONS_MAX}", place=place
+        )
+    keys = (key,) if isinstance(key, str) else tuple(key)
+    if isinstance(spec, str) and spec in VALUES[1:]:
+        if keys or event_time or kind == "changes":
+            raise errors.BadSchema(
+                f"a topic of opaque {spec} has the columns key and value",
+                place=place,
+                fix="leave key, event_time and kind out, or give it typed columns",
+            )
+        schema = schema_of(opaque_schema(spec))
+        return Topic(0, name, kind, spec, ("key",), None, partitions, 0, (schema,))
+    schema = schema_of(spec)
+    if kind == "changes":
+        schema = _with_weight(schema)
+    for column in keys:
+        key_tag(schema.column(column).type, column)
+    if len(set(keys)) != len(keys):
+        raise errors.BadSchema("a key column comes twice", place=place)
+    if event_time is not None and not pa.types.is_timestamp(schema.column(event_time).type):
+        raise errors.BadSchema(f"event_time '{event_time}' is not a timestamp column", place=place)
+    return Topic(0, name, kind, "columns", keys, event_time, partitions, 0, (schema,))
+
+
+def _with_weight(schema: Schema) -> Schema:
+    fields = [pa.field(c.name, c.type, nullable=c.nullable) for c in schema.columns]
+    for name in ("_weight", "_op"):
+        if not schema.has(name):
+            reserved = RESERVED[name]
+            fields.append(pa.field(name, reserved.type, nullable=reserved.nullable))
+    return schema_of(pa.schema(fields))
+
+
+def _same(found: Topic, asked: Topic) -> bool:
+    return (
+        found.kind == asked.kind
+        and found.value == asked.value
+        and found.key == asked.key
+        and found.event_time == asked.event_time
+        and found.partitions == asked.partitions
+        and found.schema.arrow.equals(asked.schema.arrow)
+    )
+
+
+def _conditions(expect: Mapping[str, int], require: Mapping[str, int]) -> dict[str, Any]:
+    for conditions in (expect, require):
+        for name, value in conditions.items():
+            if not name or value < 0:
+                raise errors.BadRows(
+                    f"a condition is a counter's name and a number, not {name!r}: {value!r}",
+                    fix="expect={'orders/7': 3}",
+                )
+    found: dict[str, Any] = {}
+    if expect:
+        found["expect"] = dict(expect)
+    if require:
+        found["require"] = dict(require)
+    return found
+
+
+def _offsets(sections: Sequence[SectionDraft], topics: dict[int, str]) -> dict[str, dict[int, int]]:
+    result: dict[str, dict[int, int]] = {}
+    for section in sections:
+        known = result.get(topics[section.topic], {})
+        result[topics[section.topic]] = section.first_offsets() | known
+    return result
+
+
+def _close(journal: Journal, keeper: Housekeeper) -> None:
+    keeper.stop()
+    try:
+        words = journal.live.words
+        if not words[shared.POISONED] and not words[shared.DAMAGED] and keeper.used:
+            journal.mark()
+    finally:
+        journal.close()
+
+
+_handles: weakref.WeakSet[EmbeddedLog] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for log in list(_handles):
+        log._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

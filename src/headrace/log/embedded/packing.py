@@ -1,0 +1,176 @@
+"""Rows on their way in: partitioned, ordered, serialized, outside of any lock.
+
+An entry holds one Arrow batch per topic, its rows ordered by partition (stable, so the order within
+a partition is the caller's). Split per partition instead, 1,000 rows over 1,000 partitions would
+cost ten times the time and eight times the bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace import errors
+from headrace.log.embedded.format import RUNS, WITH_HEADERS, WITH_TRANSACTION, Runs, SectionDraft
+from headrace.model.keys import partitions_of
+from headrace.model.records import HEADERS, HEADERS_COLUMN, TRANSACTION_COLUMN
+from headrace.model.rows import Intake, opaque_rows
+from headrace.model.topic import Topic
+
+Headers = Mapping[str, bytes | str]
+HeadersOfRows = Headers | Sequence[Headers | None]
+
+
+def storage_schema(schema: pa.Schema, flags: int) -> pa.Schema:
+    """The columns of a batch in the journal: those of the topic, then what the flags say."""
+    if flags & WITH_HEADERS:
+        schema = schema.append(pa.field(HEADERS_COLUMN, HEADERS))
+    if flags & WITH_TRANSACTION:
+        schema = schema.append(pa.field(TRANSACTION_COLUMN, pa.uint32(), nullable=False))
+    return schema
+
+
+class Packer:
+    """Packs rows for one topic at its newest schema version."""
+
+    def __init__(self, topic: Topic) -> None:
+        """Prepare once, pack often."""
+        self.topic = topic
+        self.arrow: pa.Schema = topic.schema.arrow
+        self.place = f"topic '{topic.name}'"
+        defaults = {"_weight": 1} if topic.kind == "changes" else {}
+        self._intake = Intake(self.arrow, place=self.place, defaults=defaults)
+        self._keys = [self.arrow.get_field_index(name) for name in topic.key]
+        self._spread = itertools.count()
+
+    def batch(self, rows: Any) -> pa.RecordBatch:
+        """The rows as one batch of the topic's schema; raises what is wrong with them."""
+        if self.topic.value == "columns":
+            return self._intake(rows)
+        return opaque_rows(self.topic.value, rows, place=self.place)
+
+    def pack(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        sent_time: int,
+        headers: pa.Array | None = None,
+        transactions: npt.NDArray[np.uint32] | None = None,
+        partition: int | None = None,
+    ) -> SectionDraft:
+        """One section, serialized."""
+        rows = batch.num_rows
+        flags = 0
+        if headers is not None:
+            flags |= WITH_HEADERS
+            batch = batch.append_column(pa.field(HEADERS_COLUMN, HEADERS), headers)
+        if transactions is not None:
+            flags |= WITH_TRANSACTION
+            field = pa.field(TRANSACTION_COLUMN, pa.uint32(), nullable=False)
+            batch = batch.append_column(field, pa.array(transactions))
+        batch, runs, only = self._ordered(batch, partition)
+        topic = self.topic
+        return SectionDraft(
+            topic=topic.id,
+            schema=topic.schema.version,
+            slot=topic.slot,
+            flags=flags,
+            rows=rows,
+            sent_time=sent_time,
+            runs=runs,
+            partition=only,
+            body=batch.serialize(),
+        )
+
+    def _ordered(
+        self, batch: pa.RecordBatch, partition: int | None
+    ) -> tuple[pa.RecordBatch, Runs | None, int]:
+        """The rows by partition and their runs; or, with None for runs, the only partition."""
+        count = self.topic.partitions
+        if partition is not None:
+            return batch, None, self._chosen(partition)
+        if count == 1:
+            return batch, None, 0
+        keys = self._key_columns(batch)
+        if keys is None:  # no key: each append goes to the next partition, whole
+            return batch, None, next(self._spread) % count
+        of_row = partitions_of(keys, count)
+        if len(of_row) == 1 or not np.any(of_row != of_row[0]):
+            return batch, None, int(of_row[0])
+        counts = np.bincount(of_row, minlength=count)
+        if not np.all(of_row[1:] >= of_row[:-1]):
+            batch = batch.take(pa.array(np.argsort(of_row, kind="stable")))
+        present = np.flatnonzero(counts)
+        runs = np.zeros(len(present), RUNS)
+        runs["partition"] = present
+        runs["rows"] = counts[present]
+        return batch, runs, 0
+
+    def _key_columns(self, batch: pa.RecordBatch) -> list[pa.Array] | None:
+        if not self._keys:
+            return None
+        columns = [batch.column(index) for index in self._keys]
+        if self.topic.value != "columns" and columns[0].null_count == len(columns[0]):
+            return None  # opaque rows given without keys
+        return columns
+
+    def _chosen(self, partition: int) -> int:
+        if self.topic.key and self.topic.value == "columns":
+            raise errors.BadRows(
+                f"{self.place} is partitioned by its key",
+                place=self.place,
+                fix="leave partition= out: equal keys must stay in one partition",
+            )
+        if not 0 <= partition < self.topic.partitions:
+            raise errors.BadRows(
+                f"partition {partition} is not one of 0 to {self.topic.partitions - 1}",
+                place=self.place,
+                fix=f"{self.place} has {self.topic.partitions} partitions",
+            )
+        return partition
+
+    def headers(self, headers: HeadersOfRows | None, rows: int) -> pa.Array | None:
+        """The headers column: one mapping for all rows, or one (or None) per row."""
+        if headers is None:
+            return None
+        given = [headers] * rows if isinstance(headers, Mapping) else list(headers)
+        if len(given) != rows:
+            raise errors.BadRows(
+                f"{len(given)} headers for {rows} rows",
+                place=self.place,
+                fix="give one mapping for all rows, or one per row",
+            )
+        try:
+            return pa.array([None if one is None else _encoded(one) for one in given], HEADERS)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise errors.BadRows(
+                f"headers do not fit: {error}",
+                place=self.place,
+                fix="a header is a name (str) and a value (bytes or str)",
+            ) from error
+
+    def transactions(
+        self, counts: Sequence[int] | None, rows: int
+    ) -> npt.NDArray[np.uint32] | None:
+        """Which transaction each row belongs to, from the number of rows in each."""
+        if counts is None:
+            return None
+        if sum(counts) != rows or min(counts, default=0) < 0:
+            raise errors.BadRows(
+                f"transactions of {sum(counts)} rows for {rows} rows",
+                place=self.place,
+                fix="give the number of rows of each transaction, in order",
+            )
+        return np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+
+
+def _encoded(headers: Headers) -> list[tuple[str, bytes]]:
+    return [
+        (name, value.encode() if isinstance(value, str) else value)
+        for name, value in headers.items()
+    ]

@@ -1,0 +1,170 @@
+"""Staged pieces: rows of large entries, in files of their own, written before they are named.
+
+A piece is written and synced, and its name synced, before any entry can name it; so whoever sees
+the entry can read the piece. What no entry names is garbage, and harmless: `headrace log check`
+lists it. A piece is a sequence of chunks, each one Arrow message of rows ordered by partition, at a
+multiple of 64; length and checksum of each stand in the entry's sections: the file has no index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headrace import errors
+from headrace.log.embedded.format import ALIGNMENT, PAD, RUNS, SectionDraft, aligned, checksum
+from headrace.log.embedded.packing import Packer
+from headrace.log.embedded.system import File, System, os_errors
+from headrace.model.records import Chunk, Piece
+from headrace.model.topic import Topic
+
+PIECE_MAGIC = b"HRpiece\1"
+PIECE_HEADER_BYTES = 64
+
+
+class Pieces:
+    """The folder of pieces."""
+
+    def __init__(self, system: System, folder: str, log_id: bytes) -> None:
+        """`folder` is the log's folder."""
+        self._system = system
+        self.folder = f"{folder}/pieces"
+        self._log_id = log_id
+
+    def path(self, name: str) -> str:
+        """Where a piece is."""
+        return f"{self.folder}/{name}"
+
+    def write(self, topic: Topic, drafts: Iterable[SectionDraft], sent_time: int) -> Piece:
+        """Write chunks as they come, sync, and describe them."""
+        name = f"{topic.id:06d}-{self._system.random(16).hex()}.piece"
+        chunks: list[Chunk] = []
+        offset = PIECE_HEADER_BYTES
+        with os_errors("staging rows", self.path(name)):
+            file = self._system.create(self.path(name), 0)
+            try:
+                header = (PIECE_MAGIC + self._log_id).ljust(PIECE_HEADER_BYTES, b"\0")
+                file.pwritev([header], 0)
+                for draft in drafts:
+                    body = draft.body
+                    assert body is not None
+                    runs = np.frombuffer(draft.table(), RUNS)
+                    file.pwritev([body, PAD[-body.size % ALIGNMENT]], offset)
+                    chunks.append(
+                        Chunk(
+                            rows=draft.rows,
+                            flags=draft.flags,
+                            offset=offset,
+                            length=body.size,
+                            checksum=checksum(body),
+                            partitions=tuple(runs["partition"].tolist()),
+                            counts=tuple(runs["rows"].tolist()),
+                        )
+                    )
+                    offset += aligned(body.size)
+                file.fdatasync()
+            except BaseException:
+                file.close()
+                self._system.unlink(self.path(name))
+                raise
+            file.close()
+            self._system.fsync_dir(self.folder)
+        return Piece(
+            name=name,
+            topic=topic.name,
+            schema=topic.schema.version,
+            rows=sum(chunk.rows for chunk in chunks),
+            bytes=offset,
+            sent_time=sent_time,
+            chunks=tuple(chunks),
+        )
+
+    def sections(self, topic: Topic, piece: Piece, index: int) -> list[SectionDraft]:
+        """The sections that name a piece; it must be there, whole in size, and fit the topic."""
+        self._check(topic, piece)
+        result = []
+        for chunk in piece.chunks:
+            runs = np.zeros(len(chunk.partitions), RUNS)
+            runs["partition"] = chunk.partitions
+            runs["rows"] = chunk.counts
+            result.append(
+                SectionDraft(
+                    topic=topic.id,
+                    schema=piece.schema,
+                    slot=topic.slot,
+                    flags=chunk.flags,
+                    rows=chunk.rows,
+                    sent_time=piece.sent_time,
+                    runs=runs,
+                    body=None,
+                    piece=index,
+                    offset=chunk.offset,
+                    length=chunk.length,
+                    checksum=chunk.checksum,
+                )
+            )
+        return result
+
+    def _check(self, topic: Topic, piece: Piece) -> None:
+        if piece.topic != topic.name:
+            raise errors.PieceInvalid(
+                f"the piece was staged for topic '{piece.topic}'", place=f"topic '{topic.name}'"
+            )
+        written = topic.schemas[piece.schema - 1] if piece.schema <= len(topic.schemas) else None
+        if written is None or written.generation != topic.schema.generation:
+            raise errors.PieceInvalid(
+                f"the piece has schema version {piece.schema}, of another generation",
+                place=f"topic '{topic.name}'",
+                fix="stage the rows again",
+            )
+        try:
+            file = self._system.open(self.path(piece.name))
+        except OSError:
+            raise errors.PieceInvalid(
+                f"the piece {piece.name} is not there", place=self.path(piece.name)
+            ) from None
+        size = file.size()
+        file.close()
+        if size != piece.bytes:
+            raise errors.PieceInvalid(
+                f"the piece has {size} bytes, not {piece.bytes}", place=self.path(piece.name)
+            )
+
+    def open(self, name: str) -> File:
+        """A piece that an entry names; gone means damage."""
+        try:
+            return self._system.open(self.path(name))
+        except FileNotFoundError:
+            raise errors.LogDamaged(
+                f"the piece {name} is missing",
+                place=self.path(name),
+                file=self.path(name),
+                offset=0,
+                expected="a staged piece",
+                found="no file",
+            ) from None
+
+
+def chunked(
+    packer: Packer, batches: Iterable[Any], chunk_bytes: int, **packing: Any
+) -> Iterator[SectionDraft]:
+    """Batches cut into chunks of about `chunk_bytes`, packed one at a time."""
+    start = 0
+    headers, transactions = packing.pop("headers", None), packing.pop("transactions", None)
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        rows = max(1, batch.num_rows * chunk_bytes // max(1, batch.nbytes))
+        for at in range(0, batch.num_rows, rows):
+            part: pa.RecordBatch = batch.slice(at, rows)
+            count = part.num_rows
+            yield packer.pack(
+                part,
+                headers=None if headers is None else headers.slice(start, count),
+                transactions=None if transactions is None else transactions[start : start + count],
+                **packing,
+            )
+            start += count

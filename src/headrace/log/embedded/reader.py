@@ -1,0 +1,482 @@
+"""Reading: whole entries in order, never past the synced end, woken by the next sync.
+
+A reading walks the journal's records from an address. Small entries are gathered into a *window*
+and handed out as one batch per topic; an entry with staged chunks is handed out chunk by chunk. So
+memory is bounded by the window and one chunk, whatever the log holds. Every batch of a window has
+the position of the window's last entry, and the last batch of it is `last`.
+
+A place to start is found without an index: the checkpoint at the start of each journal file names
+the partition ends there, and the newest one names the position and time range of every older file;
+within the file the headers are walked. Files in which a topic has no rows are skipped.
+
+Waiting is on the word that changes with every sync; nothing polls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headrace import errors
+from headrace.log.embedded import live as shared
+from headrace.log.embedded.checkpoint import Checkpoint
+from headrace.log.embedded.format import (
+    ENTRY,
+    WITH_HEADERS,
+    WITH_TRANSACTION,
+    Record,
+    Section,
+    address_of,
+    checksum,
+    place_of,
+)
+from headrace.log.embedded.journal import Journal
+from headrace.log.embedded.packing import storage_schema
+from headrace.log.embedded.pieces import Pieces
+from headrace.model.evolution import upgrade
+from headrace.model.records import (
+    HEADERS,
+    HEADERS_COLUMN,
+    TRANSACTION_COLUMN,
+    Batch,
+    Span,
+    microseconds_of,
+)
+from headrace.model.schema import Schema
+from headrace.model.topic import Topic
+
+Start = str | int | datetime | Mapping[int, int]
+
+
+@dataclass(slots=True)
+class Wanted:
+    """One topic of a reading."""
+
+    topic: Topic
+    first_version: int
+    """Rows are read at least at this version, the newest when the reading began."""
+    partitions: frozenset[int] | None
+    offsets: dict[int, int]
+    """partition -> rows below this offset are not wanted."""
+
+
+@dataclass(slots=True)
+class Part:
+    """Rows of one section, decoded."""
+
+    wanted: Wanted
+    target: Schema
+    data: pa.RecordBatch
+    span: Span
+    headers: pa.Array | None
+    transaction: pa.Array | None
+
+
+class Reading:
+    """An iterator of batches; made by `EmbeddedLog.read`."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        pieces: Pieces,
+        topics: Sequence[Topic],
+        *,
+        start: Start,
+        after: int | None,
+        through: int | None,
+        columns: Sequence[str] | None,
+        partitions: Sequence[int] | None,
+        follow: bool,
+        timeout: float | None,
+        closed: Callable[[], bool],
+    ) -> None:
+        """Find the place to start; nothing is read yet."""
+        self._journal = journal
+        self._files = journal.files
+        self._pieces = pieces
+        self._columns = list(columns) if columns is not None else None
+        self._through = through
+        self._follow = follow or through is not None
+        self._timeout = timeout
+        self._closed = closed
+        chosen = frozenset(partitions) if partitions is not None else None
+        self._wanted = {
+            topic.id: Wanted(topic, topic.schema.version, chosen, {}) for topic in topics
+        }
+        journal.refresh_control()
+        self._limit = journal.live.words[shared.SYNCED]
+        self._cursor = self._place(start, after)
+        self._previous: int | None = None
+        self._batches = self._run()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Itself."""
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch."""
+        return next(self._batches)
+
+    def close(self) -> None:
+        """End the reading."""
+        self._batches.close()
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    def _run(self) -> Generator[Batch, None, None]:
+        through = self._through
+        if through is not None and self._reached() >= through:
+            self._follow = False  # it is all there
+        while True:
+            if self._follow:
+                self._limit = self._journal.live.words[shared.SYNCED]
+            if self._cursor >= self._limit:
+                if not self._follow or not self._wait():
+                    return
+                continue
+            end = self._end_of_file()
+            if self._cursor >= end:
+                self._next_file()
+                continue
+            yield from self._read_to(end)
+            if through is not None and self._last_position >= through:
+                return
+
+    _last_position = -1
+
+    def _reached(self) -> int:
+        return self._journal.live.words[shared.SYNCED_POSITION]
+
+    def _wait(self) -> bool:
+        """Sleep until there is more; False when the timeout passed or the log was closed."""
+        lock, words = self._journal.sync_lock, self._journal.live.words
+        deadline = None
+        if self._timeout is not None:
+            deadline = self._journal.system.monotonic() + self._timeout
+        while not self._closed():
+            seen = lock.seen()
+            if words[shared.SYNCED] > self._cursor:
+                return True
+            left = None
+            if deadline is not None:
+                left = deadline - self._journal.system.monotonic()
+                if left <= 0:
+                    return False
+            lock.wait_changed(seen, left)
+        return False
+
+    def _end_of_file(self) -> int:
+        """The address at which the file under the cursor ends, as far as it may be read."""
+        number, _ = place_of(self._cursor)
+        if number == place_of(self._limit)[0]:
+            return self._limit
+        for closed in self._closed_files(number):
+            if closed.number == number:
+                return address_of(number, closed.end)
+        raise self._files.damage(self._cursor, self._previous)
+
+    def _closed_files(self, number: int) -> list[Any]:
+        files = self._journal.closed_files
+        if not files or files[-1].number < number:
+            self._journal.refresh_control()
+            files = self._journal.closed_files
+        return files
+
+    def _next_file(self) -> None:
+        number, _ = place_of(self._cursor)
+        newest, _ = place_of(self._limit)
+        for closed in self._closed_files(number):
+            if closed.number > number and closed.number <= newest:
+                if any(topic in self._wanted for topic in closed.topics):
+                    self._cursor = address_of(closed.number, 0)
+                    return
+                self._previous = None  # skipped: the chain cannot be followed over it
+        self._cursor = address_of(newest, 0)
+        if newest - number > 1:
+            self._previous = None
+
+    def _read_to(self, end: int) -> Iterator[Batch]:
+        """Windows of whole entries from the cursor to `end`, in one file."""
+        settings = self._journal.settings
+        parts: list[Part] = []
+        rows = size = 0
+        through = self._through
+        walk = self._files.walk(self._cursor, end, previous=self._previous, bodies=True)
+        for record, data, at in walk:
+            if record.kind == ENTRY:
+                if through is not None and record.position > through:
+                    break
+                found = (
+                    [s for s in record.sections() if s.topic in self._wanted]
+                    if record.section_count
+                    else []
+                )
+                large = any(section.piece for section in found)
+                if parts and (
+                    large
+                    or rows >= settings.read_rows_max
+                    or size >= settings.read_bytes_max
+                    or any(self._other_version(parts, section) for section in found)
+                ):
+                    yield from self._window(parts, self._last_position)
+                    parts, rows, size = [], 0, 0
+                self._last_position = record.position
+                if large:
+                    yield from self._chunks(record, found, data, at)
+                else:
+                    for section in found:
+                        part = self._part(record, section, data, at)
+                        if part is not None:
+                            parts.append(part)
+                            rows += section.rows
+                            size += section.length
+            self._cursor, self._previous = record.end, record.checksum
+        if parts:
+            yield from self._window(parts, self._last_position)
+
+    def _window(self, parts: list[Part], position: int) -> Iterator[Batch]:
+        by_topic: dict[int, list[Part]] = {}
+        for part in parts:
+            by_topic.setdefault(part.wanted.topic.id, []).append(part)
+        for index, group in enumerate(by_topic.values()):
+            yield self._batch(group, position, last=index == len(by_topic) - 1)
+
+    def _chunks(
+        self, record: Record, found: list[Section], data: bytes, at: int
+    ) -> Iterator[Batch]:
+        """A large entry, section by section; only the last batch ends it."""
+        waiting: Part | None = None
+        for section in found:
+            part = self._part(record, section, data, at)
+            if part is None:
+                continue
+            if waiting is not None:
+                yield self._batch([waiting], record.position, last=False)
+            waiting = part
+        if waiting is not None:
+            yield self._batch([waiting], record.position, last=True)
+
+    def _batch(self, parts: list[Part], position: int, *, last: bool) -> Batch:
+        batches = [part.data for part in parts]
+        data = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        extra: dict[str, pa.Array] = {}
+        if any(part.headers is not None for part in parts):
+            extra[HEADERS_COLUMN] = pa.concat_arrays(
+                [
+                    p.headers if p.headers is not None else pa.nulls(p.span.rows, HEADERS)
+                    for p in parts
+                ]
+            )
+        if any(part.transaction is not None for part in parts):
+            extra[TRANSACTION_COLUMN] = pa.concat_arrays(
+                [
+                    p.transaction
+                    if p.transaction is not None
+                    else pa.array(np.zeros(p.span.rows, np.uint32))
+                    for p in parts
+                ]
+            )
+        return Batch(
+            parts[0].wanted.topic.name,
+            data,
+            [part.span for part in parts],
+            position=position,
+            last=last,
+            schema_version=parts[0].target.version,
+            extra=extra,
+        )
+
+    # -- one section ------------------------------------------------------------------------
+
+    def _other_version(self, parts: list[Part], section: Section) -> bool:
+        """Whether the section's rows cannot stand in one batch with those gathered."""
+        for part in parts:
+            if part.wanted.topic.id == section.topic:
+                target = self._target(self._wanted[section.topic], section)
+                return part.target.version != target.version
+        return False
+
+    def _target(self, wanted: Wanted, section: Section) -> Schema:
+        """The version in which rows are handed out: the newest of their generation known."""
+        topic = wanted.topic
+        if section.schema > len(topic.schemas):
+            self._journal.refresh_control()
+            topic = wanted.topic = self._journal.control.by_id[topic.id]
+        written = topic.schemas[section.schema - 1]
+        floor = max(wanted.first_version, section.schema)
+        same = [s for s in topic.schemas[:floor] if s.generation == written.generation]
+        return same[-1]
+
+    def _part(self, record: Record, section: Section, data: bytes, at: int) -> Part | None:
+        wanted = self._wanted[section.topic]
+        runs = section.runs
+        keep = self._kept_rows(wanted, runs)
+        if keep is not None and not keep.any():
+            return None
+        target = self._target(wanted, section)
+        written = wanted.topic.schemas[section.schema - 1]
+        buffer = self._rows(record, section, data, at)
+        batch = pa.ipc.read_record_batch(buffer, storage_schema(written.arrow, section.flags))
+        width = len(written.arrow)
+        headers = transaction = None
+        if section.flags:
+            if section.flags & WITH_HEADERS:
+                headers = batch.column(width)
+            if section.flags & WITH_TRANSACTION:
+                transaction = batch.column(batch.num_columns - 1)
+            batch = batch.select(range(width))
+        batch = upgrade(batch, written, target, self._columns)
+        partitions, counts, bases = runs["partition"], runs["rows"], runs["base"]
+        rows = section.rows
+        if keep is not None and not keep.all():
+            mask = pa.array(keep)
+            batch = batch.filter(mask)
+            headers = headers.filter(mask) if headers is not None else None
+            transaction = transaction.filter(mask) if transaction is not None else None
+            partitions, counts, bases = _filtered(runs, keep)
+            rows = batch.num_rows
+        span = Span(
+            rows, record.position, section.sent_time, record.received, partitions, counts, bases
+        )
+        return Part(wanted, target, batch, span, headers, transaction)
+
+    def _kept_rows(self, wanted: Wanted, runs: Any) -> Any:
+        """A mask of the rows wanted, or None for all of them."""
+        if wanted.partitions is None and not wanted.offsets:
+            return None
+        masks = []
+        for partition, rows, base in runs.tolist():
+            mask = np.ones(rows, bool)
+            if wanted.partitions is not None and partition not in wanted.partitions:
+                mask[:] = False
+            below = wanted.offsets.get(partition, 0) - base
+            if below > 0:
+                mask[:below] = False
+            masks.append(mask)
+        return np.concatenate(masks)
+
+    def _rows(self, record: Record, section: Section, data: bytes, at: int) -> pa.Buffer:
+        if section.piece == 0:
+            start = at + record.body_offset + section.offset
+            buffer = pa.py_buffer(data).slice(start, section.length)
+            path = ""
+        else:
+            name = record.control()["pieces"][section.piece - 1]
+            file = self._pieces.open(name)
+            buffer = pa.py_buffer(file.pread(section.length, section.offset))
+            file.close()
+            path = self._pieces.path(name)
+        if checksum(buffer) != section.checksum:
+            raise self._files.rows_damage(record, section, path)
+        return buffer
+
+    # -- where to start ---------------------------------------------------------------------
+
+    def _place(self, start: Start, after: int | None) -> int:
+        if after is not None:
+            if after <= self._journal.since:
+                return self._first()
+            if after > self._reached():
+                raise self._bad_position(f"position {after} is not in the log yet")
+            return self._seek(
+                lambda file: file.through > after, lambda record: record.position > after
+            )
+        if start == "earliest":
+            return self._first()
+        if start == "latest":
+            return self._limit
+        if isinstance(start, datetime):
+            time = microseconds_of(start)
+            return self._seek(
+                lambda file: file.time_last >= time, lambda record: record.received >= time
+            )
+        if isinstance(start, int | Mapping) and not isinstance(start, bool):
+            return self._place_of_offsets(start)
+        raise self._bad_position(f"{start!r} is not a place to start")
+
+    def _bad_position(self, fact: str) -> errors.BadPosition:
+        return errors.BadPosition(
+            fact,
+            place=self._journal.folder,
+            why=f"the log holds positions {self._journal.since} to {self._reached()}",
+            since=self._journal.since,
+            upper=self._reached(),
+        )
+
+    def _first(self) -> int:
+        files = self._journal.closed_files
+        number = files[0].number if files else place_of(self._limit)[0]
+        return address_of(number, 0)
+
+    def _seek(
+        self, file_wanted: Callable[[Any], bool], record_wanted: Callable[[Record], bool]
+    ) -> int:
+        """The address of the first entry wanted, or the end; damage on the way is stepped over."""
+        newest, _ = place_of(self._limit)
+        ranges = [f for f in self._journal.closed_files if f.number < newest and file_wanted(f)]
+        ends = [address_of(f.number, f.end) for f in ranges] + [self._limit]
+        for end in ends:
+            start = address_of(place_of(end)[0], 0)
+            while start < end:
+                try:
+                    for record, _, _ in self._files.walk(start, end):
+                        start = record.end
+                        if record.kind == ENTRY and record_wanted(record):
+                            return record.address
+                except errors.LogDamaged:
+                    found = next(self._files.found_after(start + 64), None)
+                    start = found.address if found is not None else end
+        return self._limit
+
+    def _place_of_offsets(self, start: int | Mapping[int, int]) -> int:
+        if len(self._wanted) != 1:
+            raise self._bad_position("a start by offset needs one topic")
+        (wanted,) = self._wanted.values()
+        topic = wanted.topic
+        if isinstance(start, int):
+            chosen = wanted.partitions if wanted.partitions is not None else range(topic.partitions)
+            offsets = dict.fromkeys(chosen, start)
+        else:
+            offsets = dict(start)
+            wanted.partitions = frozenset(offsets)
+        ends = self._journal.live.ends(topic.slot + topic.partitions)
+        for partition, offset in offsets.items():
+            if not 0 <= partition < topic.partitions:
+                raise self._bad_position(f"topic '{topic.name}' has no partition {partition}")
+            end = int(ends[topic.slot + partition])
+            if not 0 <= offset <= end and not isinstance(start, int):
+                raise self._bad_position(
+                    f"partition {partition} of '{topic.name}' has offsets 0 to {end}, not {offset}"
+                )
+        wanted.offsets = offsets
+        files = [f.number for f in self._journal.closed_files] + [place_of(self._limit)[0]]
+        low, high = 0, len(files) - 1
+        while low < high:  # the last file that begins at or before all the offsets
+            middle = (low + high + 1) // 2
+            record = self._files.record(address_of(files[middle], 0))
+            if record is None:
+                raise self._files.damage(address_of(files[middle], 0))
+            known = Checkpoint.from_json(record.control()).ends
+            begins = [
+                known[topic.slot + partition] if topic.slot + partition < len(known) else 0
+                for partition in offsets
+            ]
+            if all(b <= o for b, o in zip(begins, offsets.values(), strict=True)):
+                low = middle
+            else:
+                high = middle - 1
+        return address_of(files[low], 0)
+
+
+def _filtered(runs: Any, keep: Any) -> tuple[Any, Any, Any]:
+    """Runs of the rows kept: each run loses rows at its front, or all of them."""
+    starts = np.cumsum(runs["rows"], dtype=np.int64) - runs["rows"]
+    counts = np.add.reduceat(keep, starts, dtype=np.int64).astype(np.uint32)
+    present = counts > 0
+    lost = (runs["rows"] - counts).astype(np.uint64)
+    return runs["partition"][present], counts[present], (runs["base"] + lost)[present]

@@ -1,0 +1,333 @@
+"""Opening: make a log, find its end after a crash, and tell a torn tail from damage.
+
+Shared memory that is believed (same boot, same file) needs no recovery: whatever process died, the
+page cache holds all it wrote, and the next appender folds it. Otherwise the machine has booted (or
+the folder was copied), and the disk holds the synced part whole and any part of the rest:
+
+1. The newest journal file whose first record, the checkpoint, is whole is where truth continues.
+2. From there the records are walked by their chain up to the first that is not whole: the *break*.
+3. Every intact header, also behind the break and in newer files, names a *synced end*: what lies
+   below was on the disk before that header was written; so does the *witness*, a small file written
+   with every mark. A break below such an end is **damage**:
+   the log opens for reading what is intact, appends are refused, nothing is changed.
+4. Above all synced ends the rows are verified too; the first record that is not whole is where the
+   log ends. It was never acknowledged (its sync had not returned) and nobody saw it.
+5. Recovery itself appends one thing: a new journal file whose checkpoint names the end of the old
+   one. The old file is not shortened and never written again, so a crash in here changes nothing:
+   the next opener finds the old state, or the new file, whole.
+
+A journal file is therefore written in one boot only, and only until its first failed sync. After a
+failed sync (`poisoned`) the part that was not synced is copied, as far as it can be read and
+verified, to a new file, under the same positions and offsets: handles with weaker durability have
+already been told these.
+
+Rejected: continuing in the old file when all behind the break is zero. It saves at most one file
+per boot and needs an argument about what the disk may still hold behind the zeros we read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from headrace import errors
+from headrace.log.embedded import live as shared
+from headrace.log.embedded.checkpoint import Checkpoint
+from headrace.log.embedded.format import (
+    CHANGES_CONTROL,
+    CHECKPOINT,
+    FORMAT_VERSION,
+    Record,
+    address_of,
+    checksum,
+    place_of,
+    readdressed,
+)
+from headrace.log.embedded.journal import MARKER, Journal, file_range
+from headrace.log.embedded.live import Tail
+from headrace.log.embedded.system import EVERYBODY, System, os_errors
+from headrace.model.fold import ControlState
+from headrace.settings import LogSettings
+
+FORMAT_FILE = "headrace.json"
+FOLDERS = ("locks", "live", "journal", "pieces", "counters")
+
+
+def open_journal(system: System, folder: str, settings: LogSettings, *, create: bool) -> Journal:
+    """Open the log in `folder`, made if it is not there and `create`; recovered if need be."""
+    system.check_folder(folder)
+    names = system.listdir(folder)
+    foreign = [name for name in names if name not in (*FOLDERS, FORMAT_FILE, f"{FORMAT_FILE}.new")]
+    if FORMAT_FILE not in names and (foreign or not create):
+        found = "nothing" if not names else f"{len(names)} other names, such as '{names[0]}'"
+        raise errors.NotALog(f"{folder} is not a log: it holds {found}", place=folder)
+    with os_errors("opening the log", folder):
+        if FORMAT_FILE in names:
+            for name in FOLDERS:
+                system.mkdir(f"{folder}/{name}")
+            journal = Journal(system, folder, read_format(system, folder), settings)
+        else:
+            journal = _make(system, folder, settings)
+    try:
+        _make_believable(journal)
+        journal.refresh_control()
+    except BaseException:
+        journal.close()
+        raise
+    return journal
+
+
+def _make_believable(journal: Journal) -> None:
+    live, wait = journal.live, journal.settings.lock_timeout_seconds
+    if not live.believed(journal.log_id) or live.words[shared.POISONED]:
+        journal.append_lock.acquire(wait)
+        try:
+            journal.sync_lock.acquire(wait)
+            try:
+                if not live.believed(journal.log_id) or live.words[shared.POISONED]:
+                    with os_errors("recovering the log", journal.folder):
+                        recover(journal)
+            finally:
+                journal.sync_lock.release(EVERYBODY)
+        finally:
+            journal.append_lock.release()
+    elif not live.words[shared.DAMAGED] and journal.append_lock.try_acquire():
+        try:
+            journal.catch_up()
+        finally:
+            journal.append_lock.release()
+    if not live.words[shared.DAMAGED]:
+        journal.sync(live.tail().end)  # for a writer that died before it could
+
+
+# -- making a log -------------------------------------------------------------------------------
+
+
+def read_format(system: System, folder: str) -> bytes:
+    """The log's id, after checking that this program can read its format."""
+    path = f"{folder}/{FORMAT_FILE}"
+    file = system.open(path)
+    data = file.pread(4096, 0)
+    file.close()
+    try:
+        content = json.loads(data)
+        version, log_id = int(content["format"]), bytes.fromhex(content["log"])
+        intact = content["checksum"] == f"{checksum(f'{version} {log_id.hex()}'.encode()):016x}"
+    except (ValueError, KeyError, TypeError):
+        intact = False
+    if not intact:
+        raise errors.LogDamaged(
+            f"{FORMAT_FILE} does not match its checksum",
+            place=path,
+            fix="put the file back from a backup; every record of the journal names the log id too",
+            file=path,
+            offset=0,
+            expected="format, log and their checksum",
+            found=data[:80].decode(errors="replace"),
+        )
+    if version > FORMAT_VERSION:
+        raise errors.NewerFormat(
+            f"this log has format {version}, this program reads up to {FORMAT_VERSION}", place=path
+        )
+    return log_id
+
+
+def _make(system: System, folder: str, settings: LogSettings) -> Journal:
+    """Make a log; it exists once its format file does, which is written last."""
+    parents = [folder.rpartition("/")[0] or "/"]
+    while parents[0] != "/" and not system.listdir(parents[0]):
+        parents.insert(0, parents[0].rpartition("/")[0] or "/")
+    for name in ("", *FOLDERS):
+        system.mkdir(f"{folder}/{name}")
+    log_id = system.random(16)
+    journal = Journal(system, folder, log_id, settings)
+    journal.append_lock.acquire(settings.lock_timeout_seconds)
+    try:
+        if FORMAT_FILE in system.listdir(folder):  # somebody else was first
+            return Journal(system, folder, read_format(system, folder), settings)
+        journal.live.begin()
+        tail = Tail(received=system.now_us())
+        tail = journal.begin_file(
+            1, tail, Checkpoint(ControlState()), size=settings.journal_bytes_first
+        )
+        journal.live.publish(tail)
+        journal.publish_synced(tail)
+        content = {
+            "format": FORMAT_VERSION,
+            "log": log_id.hex(),
+            "checksum": f"{checksum(f'{FORMAT_VERSION} {log_id.hex()}'.encode()):016x}",
+        }
+        new = f"{folder}/{FORMAT_FILE}.new"
+        file = system.create(new, 0)
+        file.pwritev([json.dumps(content, indent=2).encode() + b"\n"], 0)
+        file.fdatasync()
+        file.close()
+        system.fsync_dir(folder)  # the folders made above: what the format file promises
+        system.rename(new, f"{folder}/{FORMAT_FILE}")
+        system.fsync_dir(folder)
+        for made in reversed(parents):
+            system.fsync_dir(made)
+        journal.live.finish(log_id)
+    finally:
+        journal.append_lock.release()
+    return journal
+
+
+# -- after a boot, or a failed sync ----------------------------------------------------------------
+
+
+def recover(journal: Journal) -> None:
+    """Rebuild shared memory from the journal and go on in a new file (both locks held)."""
+    files, live = journal.files, journal.live
+    poisoned = MARKER in journal.system.listdir(journal.folder)
+    synced = 0
+    if live.believed(journal.log_id):
+        poisoned, synced = True, live.words[shared.SYNCED]
+    numbers = files.numbers()
+    newest, first = _newest_checkpoint(journal, numbers)
+    records = list(_chain(journal, first))
+    end = records[-1].end if records else first.end
+    damaged = _damaged_checkpoint(journal, [n for n in numbers if n > newest])
+    survivors = [] if damaged is not None else files.found_after(end)
+    synced = max(
+        [synced, journal.witness(), first.synced, *(r.synced for r in (*records, *survivors))]
+    )
+    if damaged is None and synced > end:
+        damaged = end
+    if damaged is not None:
+        _open_damaged(journal, first, records, damaged)
+        return
+    whole = next(
+        (i for i, r in enumerate(records) if r.end > synced and not files.body_intact(r)),
+        len(records),
+    )
+    kept = [record for record in records[:whole] if not poisoned or record.end <= synced]
+    carried = records[len(kept) : whole]
+    if not poisoned:
+        file, _ = files.file(newest)
+        file.fdatasync()  # the same boot is possible: a copied folder, a deleted `live`
+    tail, before, control = _rebuild(journal, first, kept)
+    slots = control.slots
+    ends = live.ends(slots)[:slots].tolist()
+    cut = "poisoned" if poisoned else "reboot"
+    closed = file_range(newest, tail.end, first, tail, before, ends, control, cut)
+    checkpoint = Checkpoint(
+        control=control,
+        ends=ends,
+        counters=journal.counter_runs.write(live, before.counters, newest),
+        files=[*before.files, closed],
+        catalog=tail.catalog,
+    )
+    tail = journal.begin_file(
+        numbers[-1] + 1,
+        tail,
+        checkpoint,
+        size=journal.settings.journal_bytes_first,
+        room=sum(record.length for record in carried),
+    )
+    live.publish(tail)
+    if carried:
+        tail = _carry(journal, carried, tail)
+    journal.publish_synced(tail)
+    journal.system.unlink(f"{journal.folder}/{MARKER}")
+    live.words[shared.POISONED] = 0
+    live.finish(journal.log_id)
+    journal.forget()
+
+
+def _carry(journal: Journal, records: list[Record], tail: Tail) -> Tail:
+    """Copy records to the new file, same positions, same offsets, a new chain; synced."""
+    number, _ = place_of(tail.end)
+    file, _ = journal.files.file(number)
+    for record in records:
+        source_number, source = place_of(record.address)
+        data = journal.files.file(source_number)[0].pread(record.length, source)
+        moved = readdressed(
+            data, record, address=tail.end, previous=tail.checksum, previous_control=tail.control
+        )
+        file.pwritev([moved], place_of(tail.end)[1])
+        copy = journal.files.whole(tail.end, tail.checksum)
+        if copy is None:
+            raise journal.files.damage(tail.end, tail.checksum)
+        tail = journal.fold(copy, tail)
+    file.fdatasync()
+    return tail
+
+
+def _newest_checkpoint(journal: Journal, numbers: list[int]) -> tuple[int, Record]:
+    for number in reversed(numbers):
+        address = address_of(number, 0)
+        record = journal.files.record(address)
+        if record is not None and record.kind == CHECKPOINT:
+            return number, record
+    if numbers:
+        raise journal.files.damage(address_of(numbers[-1], 0))
+    raise errors.LogDamaged(
+        "the log has no journal file",
+        place=journal.files.folder,
+        file=journal.files.folder,
+        offset=0,
+        expected="at least one journal file",
+        found="none",
+    )
+
+
+def _chain(journal: Journal, first: Record) -> Iterator[Record]:
+    """The records after the checkpoint, header and meta intact, as far as they chain."""
+    previous, address = first.checksum, first.end
+    while True:
+        record = journal.files.record(address)
+        if record is None or record.previous != previous:
+            return
+        yield record
+        previous, address = record.checksum, record.end
+
+
+def _damaged_checkpoint(journal: Journal, numbers: list[int]) -> int | None:
+    """The address of a checkpoint that is broken though later records say it was synced."""
+    for number in numbers:
+        address = address_of(number, 0)
+        if any(record.synced > address for record in journal.files.found_after(address)):
+            return address
+    return None
+
+
+def _rebuild(
+    journal: Journal, first: Record, records: list[Record]
+) -> tuple[Tail, Checkpoint, ControlState]:
+    """Shared memory as of the last of these records."""
+    live = journal.live
+    before = Checkpoint.from_json(first.control())
+    live.begin()
+    live.ends(len(before.ends))[: len(before.ends)] = before.ends
+    tail = Tail(
+        end=first.end,
+        position=first.position,
+        checksum=first.checksum,
+        control=first.address,
+        catalog=before.catalog,
+        received=first.received,
+        entries=1,
+        marked=first.end,
+    )
+    live.publish(tail)
+    live.load(journal.counter_runs.read(before.counters))
+    control = before.control.copy()
+    for record in records:
+        tail = journal.fold(record, tail)
+        if record.flags & CHANGES_CONTROL:
+            control.apply(record.control())
+    return tail, before, control
+
+
+def _open_damaged(journal: Journal, first: Record, records: list[Record], damaged: int) -> None:
+    """Show what is intact, refuse appends, change nothing on the disk."""
+    tail, _, _ = _rebuild(journal, first, records)
+    last = records[-1] if records else first
+    for record in journal.files.found_after(damaged):
+        last = record
+    tail = tail._replace(end=last.end, position=last.position, checksum=last.checksum)
+    journal.live.publish(tail)
+    journal.publish_synced(tail)
+    journal.live.words[shared.DAMAGED] = damaged
+    journal.live.finish(journal.log_id)

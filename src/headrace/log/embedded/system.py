@@ -1,0 +1,481 @@
+"""The one small object through which the embedded log touches the machine.
+
+Files, shared memory, locks, waiting, the clock and the boot id: everything the log asks of the
+operating system is a method here, so the test kit can put another `System` in its place that
+records every operation and enumerates what a disk may hold after a power cut
+(`headrace.testing.disk`), or that reboots, jumps in time, or fails at the N-th call.
+
+**Locks.** Three kinds exist on Linux. POSIX record locks vanish when *any* descriptor of the file
+is closed in the process: two handles of one log in one program would unlock each other. OFD locks
+and `flock` belong to the open file description; both die with the last descriptor, so a killed
+process releases them at once, which is all the crash argument needs. Both are shared with a forked
+child, which is why a handle re-opens its files after a fork. `flock` is taken: it is older,
+whole-file, and /proc/locks names its holder. It excludes between descriptions, not between
+threads, so `CrossLock` puts a thread lock around it.
+
+**Waiting** is a futex on a word of the shared map: no polling, no file descriptor per waiter, one
+system call wakes everybody in every process. A word is changed by writing a value nobody wrote
+before (`fresh`), so that concurrent writers cannot put back a value somebody still waits on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from headrace import errors
+
+Buffer = bytes | bytearray | memoryview
+
+
+class File(Protocol):
+    """An open file. Every call raises `OSError` as the operating system does."""
+
+    path: str
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to `length` bytes at `offset`; fewer only at the end of the file."""
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """Write all buffers, one after the other, at `offset`; all of it, or raise."""
+
+    def fdatasync(self) -> None:
+        """Return when everything written to the file, by anybody, is on the disk."""
+
+    def size(self) -> int:
+        """Bytes in the file."""
+
+    def try_lock(self) -> bool:
+        """Take the file's lock if nobody has it."""
+
+    def unlock(self) -> None:
+        """Give the lock back."""
+
+    def close(self) -> None:
+        """Close it; a lock held goes with it."""
+
+
+class Shared(Protocol):
+    """Memory shared by all processes that map the same path."""
+
+    view: memoryview
+
+    def identity(self) -> int:
+        """A number that another copy of this file would not have."""
+
+    def wait(self, index: int, seen: int, timeout: float | None) -> None:
+        """Sleep until 32-bit word `index` is no longer `seen`, or the timeout (None: for ever)."""
+
+    def wake(self, index: int, count: int) -> None:
+        """Wake up to `count` sleepers of word `index`."""
+
+    def close(self) -> None:
+        """Unmap it."""
+
+
+class System(Protocol):
+    """What the log asks of the machine."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open a file for reading and writing; `create` makes an empty one if there is none."""
+
+    def create(self, path: str, size: int) -> File:
+        """Make a file of `size` zero bytes, really written, not yet synced; replaces an old one."""
+
+    def mkdir(self, path: str) -> None:
+        """Make a folder; no error when it is there."""
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a folder; an absent folder has none."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file, replacing `new`."""
+
+    def unlink(self, path: str) -> None:
+        """Remove a file; no error when it is gone."""
+
+    def fsync_dir(self, path: str) -> None:
+        """Return when the names in the folder are on the disk."""
+
+    def map(self, path: str, size: int) -> Shared:
+        """Map a file of at least `size` bytes (made, or made longer, as needed)."""
+
+    def boot_id(self) -> bytes:
+        """16 bytes that change when the machine boots."""
+
+    def now_us(self) -> int:
+        """The wall clock, microseconds since 1970."""
+
+    def monotonic(self) -> float:
+        """A clock that only goes forward, seconds."""
+
+    def pid(self) -> int:
+        """This process."""
+
+    def random(self, count: int) -> bytes:
+        """Bytes that nobody has had before."""
+
+    def check_folder(self, path: str) -> None:
+        """Raise if the filesystem below `path` cannot lock or share memory between processes."""
+
+
+NETWORK_FILESYSTEMS = frozenset(
+    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "afs", "davfs")
+) | {"ncpfs", "gpfs", "beegfs", "ocfs2", "sshfs", "s3fs", "rclone"}
+FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
+FUTEX_WAIT, FUTEX_WAKE = 0, 1
+EVERYBODY = 0x7FFFFFFF
+_ZEROS = bytes(1 << 20)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def _futex() -> Callable[[int, int, int, _Timespec | None], None]:
+    number = FUTEX_NUMBERS.get(platform.machine())
+    if platform.system() != "Linux" or number is None:
+        raise errors.FilesystemCannotLock(
+            f"the embedded log does not run on {platform.system()} {platform.machine()} yet",
+            why="waiting across processes uses the Linux futex on x86-64 or arm64",
+            fix="run it on Linux, or connect to a log on Kafka",
+        )
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.restype = ctypes.c_long
+    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    call.argtypes = (ctypes.c_long, pointer, integer, ctypes.c_uint32, pointer, pointer, integer)
+
+    def futex(address: int, operation: int, value: int, timeout: _Timespec | None) -> None:
+        limit = ctypes.addressof(timeout) if timeout is not None else None
+        call(number, address, operation, value, limit, None, 0)
+
+    return futex
+
+
+class OsFile:
+    """A real file."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        """Take over the descriptor."""
+        self.path = path
+        self._fd = fd
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """See `File`."""
+        data = os.pread(self._fd, length, offset)
+        while len(data) < length:  # a signal or the end of the file
+            more = os.pread(self._fd, length - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """See `File`."""
+        total = sum(len(buffer) for buffer in buffers)
+        written = os.pwritev(self._fd, buffers, offset)
+        while written < total:  # a full disk or a signal: the rest, or the error itself
+            rest = b"".join(buffers)[written:]
+            written += os.pwrite(self._fd, rest, offset + written)
+
+    def fdatasync(self) -> None:
+        """See `File`."""
+        os.fdatasync(self._fd)
+
+    def size(self) -> int:
+        """See `File`."""
+        return os.fstat(self._fd).st_size
+
+    def try_lock(self) -> bool:
+        """See `File`."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """See `File`."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """See `File`."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        """Close it when nobody refers to it any more."""
+        self.close()
+
+
+class OsShared:
+    """A mapped file with futex words."""
+
+    def __init__(self, path: str, size: int) -> None:
+        """Map the file, making it or making it longer first."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            status = os.fstat(fd)
+            if status.st_size < size:
+                os.ftruncate(fd, size)
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        self._identity = ((status.st_dev << 40) ^ status.st_ino) & 0xFFFF_FFFF_FFFF_FFFF
+        self.view = memoryview(self._map)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._futex = _futex()
+
+    def identity(self) -> int:
+        """See `Shared`."""
+        return self._identity
+
+    def wait(self, index: int, seen: int, timeout: float | None) -> None:
+        """See `Shared`."""
+        limit = None
+        if timeout is not None:
+            limit = _Timespec(int(timeout), int((timeout % 1.0) * 1e9))
+        self._futex(self._address + 4 * index, FUTEX_WAIT, seen, limit)
+
+    def wake(self, index: int, count: int) -> None:
+        """See `Shared`."""
+        self._futex(self._address + 4 * index, FUTEX_WAKE, count, None)
+
+    def close(self) -> None:
+        """Let go of the map; pages still referred to elsewhere live until those are gone."""
+        self.view = memoryview(b"")
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+
+class OsSystem:
+    """The machine we run on."""
+
+    def open(self, path: str, *, create: bool = False) -> OsFile:
+        """See `System`."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return OsFile(path, os.open(path, flags, 0o666))
+
+    def create(self, path: str, size: int) -> OsFile:
+        """See `System`."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        file = OsFile(path, os.open(path, flags, 0o666))
+        try:
+            for offset in range(0, size, len(_ZEROS)):
+                file.pwritev([_ZEROS[: size - offset]], offset)
+        except OSError:
+            file.close()
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+        return file
+
+    def mkdir(self, path: str) -> None:
+        """See `System`."""
+        os.makedirs(path, exist_ok=True)
+
+    def listdir(self, path: str) -> list[str]:
+        """See `System`."""
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def rename(self, old: str, new: str) -> None:
+        """See `System`."""
+        os.rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        """See `System`."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def fsync_dir(self, path: str) -> None:
+        """See `System`."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def map(self, path: str, size: int) -> OsShared:
+        """See `System`."""
+        return OsShared(path, size)
+
+    def boot_id(self) -> bytes:
+        """See `System`."""
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return bytes.fromhex(file.read().strip().replace("-", ""))
+
+    def now_us(self) -> int:
+        """See `System`."""
+        return time.time_ns() // 1000
+
+    def monotonic(self) -> float:
+        """See `System`."""
+        return time.monotonic()
+
+    def pid(self) -> int:
+        """See `System`."""
+        return os.getpid()
+
+    def random(self, count: int) -> bytes:
+        """See `System`."""
+        return os.urandom(count)
+
+    def check_folder(self, path: str) -> None:
+        """See `System`."""
+        kind = filesystem_of(path)
+        if kind.removeprefix("fuse.") in NETWORK_FILESYSTEMS:
+            raise errors.FilesystemCannotLock(
+                f"{path} is on a {kind} filesystem", place=path, filesystem=kind
+            )
+
+
+def filesystem_of(path: str) -> str:
+    """The type of the filesystem that holds `path`, as the kernel names it."""
+    real = os.path.realpath(path)
+    best, kind = "", "unknown"
+    for mount, filesystem in _mounts():
+        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, kind = mount, filesystem
+    return kind
+
+
+def _mounts() -> Iterator[tuple[str, str]]:
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            yield left.split(" ")[4].replace("\\040", " "), right.split(" ")[0]
+
+
+@contextlib.contextmanager
+def os_errors(doing: str, path: str) -> Iterator[None]:
+    """Turn what the operating system says into an error of the catalogue."""
+    try:
+        yield
+    except OSError as error:
+        raise named(error, doing, path) from error
+
+
+def named(error: OSError, doing: str, path: str) -> errors.HeadraceError:
+    """The catalogue's error for an `OSError`."""
+    fact = f"{doing}: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return errors.DiskFull(fact, place=path)
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return errors.ReadOnlyDisk(fact, place=path)
+    return errors.IoFailed(fact, place=path, errno=error.errno)
+
+
+class CrossLock:
+    """A lock between all threads of all processes, which dies with its holder.
+
+    `flock` says who has it; the futex word only says when to look again. A holder that is killed
+    wakes nobody, so a waiter also looks by itself every 50 ms; it is never woken for nothing
+    otherwise. The holder's pid stands in the shared map for the message of a timeout.
+    """
+
+    LOOK_AGAIN_SECONDS = 0.05
+
+    def __init__(
+        self, system: System, file: File, shared: Shared, *, name: str, word: int, holder: int
+    ) -> None:
+        """`word` counts in 32-bit words of the map, `holder` in 64-bit words."""
+        import threading
+
+        self._system = system
+        self._file = file
+        self._shared = shared
+        self._word = word
+        self._holder = holder
+        self._words32 = shared.view.cast("I")
+        self._words64 = shared.view.cast("Q")
+        self._threads = threading.Lock()
+        self._pid = system.pid()
+        self._token = (self._pid << 12) ^ (id(self) >> 4)
+        self.name = name
+
+    def try_acquire(self) -> bool:
+        """Take it if it is free."""
+        if not self._threads.acquire(blocking=False):
+            return False
+        try:
+            taken = self._file.try_lock()
+        except BaseException:
+            self._threads.release()
+            raise
+        if taken:
+            self._words64[self._holder] = self._pid
+        else:
+            self._threads.release()
+        return taken
+
+    def acquire(self, timeout: float) -> None:
+        """Take it, or raise `LockTimeout` that names the holder."""
+        if self.try_acquire():
+            return
+        deadline = self._system.monotonic() + timeout
+        while True:
+            seen = self._words32[self._word]
+            if self.try_acquire():
+                return
+            left = deadline - self._system.monotonic()
+            if left <= 0:
+                raise self._timeout(timeout)
+            self._shared.wait(self._word, seen, min(left, self.LOOK_AGAIN_SECONDS))
+
+    def seen(self) -> int:
+        """The word's value now, for a later `wait_changed`."""
+        return self._words32[self._word]
+
+    def wait_changed(self, seen: int, timeout: float | None) -> None:
+        """Sleep until somebody has released the lock since `seen` was read."""
+        self._shared.wait(self._word, seen, timeout)
+
+    def release(self, wake: int = 1) -> None:
+        """Give it back and wake that many waiters."""
+        self._words64[self._holder] = 0
+        self._file.unlock()
+        self._threads.release()
+        self.signal(wake)
+
+    def signal(self, wake: int) -> None:
+        """Change the word to a value nobody waits on, and wake."""
+        self._token = (self._token + 0x9E3779B1) & 0xFFFFFFFF
+        self._words32[self._word] = self._token
+        self._shared.wake(self._word, wake)
+
+    def abandon(self) -> None:
+        """In a forked child: close the description shared with the parent, without unlocking."""
+        self._file.close()
+
+    def _timeout(self, timeout: float) -> errors.LockTimeout:
+        pid = self._words64[self._holder]
+        who = f"process {pid}{_process_state(pid)}" if pid else "another process"
+        return errors.LockTimeout(
+            f"the {self.name} lock was not free within {timeout:g} s: {who} holds it",
+            place=self._file.path,
+            pid=pid,
+        )
+
+
+def _process_state(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+    return " (stopped: continue it with `kill -CONT`, or end it)" if state in "Tt" else ""

@@ -1,0 +1,105 @@
+"""A transaction: rows of several topics, committed offsets, counters, values; one entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace import errors
+from headrace.interfaces import EntryLog, Part
+from headrace.model.records import Batch, Receipt
+
+
+class Transaction:
+    """Collects what belongs together; `with` commits it when its block ends without an error.
+
+    Nothing is visible, and nothing is checked against the log, before the commit.
+    """
+
+    def __init__(self, log: EntryLog, *, durability: str | None = None) -> None:
+        """Made by `log.transaction()`."""
+        self._log = log
+        self._durability = durability
+        self._parts: list[Part] = []
+        self._offsets: dict[str, dict[str, dict[int, int]]] = {}
+        self._values: dict[str, Any] = {}
+        self._expect: dict[str, int] = {}
+        self._require: dict[str, int] = {}
+        self.receipt: Receipt | None = None
+        """Set by the commit."""
+
+    def append(
+        self,
+        topic: str,
+        rows: Any,
+        *,
+        headers: Any = None,
+        transactions: Sequence[int] | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Add rows, or staged pieces; bad rows are refused here, with the whole transaction."""
+        part = Part(topic, rows, headers, transactions, partition)
+        self._log.check_part(part)
+        self._parts.append(part)
+
+    def commit_offsets(self, group: str, offsets: Batch | Mapping[str, Mapping[int, int]]) -> None:
+        """Note how far a group has read: a batch read to its end, or topic -> partition -> next."""
+        if isinstance(offsets, Batch):
+            ends: dict[int, int] = {}
+            for partition, offset in zip(
+                offsets.partition.to_pylist(), offsets.offset.to_pylist(), strict=True
+            ):
+                ends[partition] = offset + 1
+            offsets = {offsets.topic: ends}
+        committed = self._offsets.setdefault(group, {})
+        for topic, of_topic in offsets.items():
+            committed.setdefault(topic, {}).update(of_topic)
+
+    def put(self, name: str, value: Any) -> None:
+        """Set a named value (JSON): a resume point, a manifest."""
+        self._values[name] = value
+
+    def expect(self, name: str, value: int) -> None:
+        """Commit only if the counter is `value`, and move it to `value + 1`."""
+        if name in self._expect:
+            raise errors.BadRows(
+                f"counter '{name}' is expected twice in one transaction", place=name
+            )
+        self._expect[name] = value
+
+    def require(self, name: str, value: int) -> None:
+        """Commit only if the counter is `value`; it stays."""
+        self._require[name] = value
+
+    def commit(self) -> Receipt:
+        """Append the entry; see `log.append` for how it can end."""
+        if self.receipt is not None:
+            raise errors.BadRows("the transaction is committed already")
+        control: dict[str, Any] = {}
+        if self._offsets:
+            control["offsets"] = {
+                group: {
+                    topic: {str(partition): offset for partition, offset in offsets.items()}
+                    for topic, offsets in topics.items()
+                }
+                for group, topics in self._offsets.items()
+            }
+        if self._values:
+            control["values"] = self._values
+        self.receipt = self._log.append_entry(
+            self._parts,
+            control,
+            expect=self._expect,
+            require=self._require,
+            durability=self._durability,
+        )
+        return self.receipt
+
+    def __enter__(self) -> Transaction:
+        """For `with`."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Commit, unless the block raised or committed already."""
+        if kind is None and self.receipt is None:
+            self.commit()

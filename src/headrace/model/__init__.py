@@ -1,0 +1,1 @@
+"""Frozen values and pure functions over them: what flows. No I/O, no threads, no clocks."""

@@ -1,0 +1,133 @@
+"""The fold: what a sequence of entries means. Pure, and the same for every log.
+
+The state of a log is a function of its entries, in order: which entries count, the offset of each
+row, the value of each counter, the topics, the committed offsets, the named values. On the embedded
+log an entry that a condition rejects is never written; on Kafka it is, and every reader comes to
+the same verdict by the same function. So fencing, idempotence and `expect` are decided here and
+nowhere else.
+
+* **verdict**: an entry counts iff every `expect` and `require` finds its counter at the value named
+  (a counter nobody moved is 0). Then each `expect` moves its counter to v + 1; `require` compares
+  only. Without the second kind a zombie that pipelines n and n + 1 gets its n + 1 accepted after a
+  successor took n.
+* **number**: the accepted rows of a partition are numbered in order, without gaps.
+* **apply**: control records replace what they name: a topic, the offsets of a group, a value. They
+  are absolute, so folding an entry twice is folding it once; that is what lets shared memory be
+  repaired by folding again.
+
+Counters and ends are given as objects with `get`/`put` and as an array, because the embedded log
+keeps them in shared memory; nothing here knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.model.topic import Topic
+
+Offsets = npt.NDArray[np.uint64]
+
+
+class Counters(Protocol):
+    """Named counters; an absent one is 0."""
+
+    def get(self, name: str) -> int:
+        """The counter's value."""
+
+    def put(self, name: str, value: int) -> None:
+        """Set it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """The first condition that failed."""
+
+    kind: str
+    name: str
+    expected: int
+    found: int
+
+
+def verdict(
+    counters: Counters, expect: Mapping[str, int], require: Mapping[str, int]
+) -> Rejection | None:
+    """None if an entry with these conditions counts, else what rejects it."""
+    for kind, conditions in (("require", require), ("expect", expect)):
+        for name, value in conditions.items():
+            found = counters.get(name)
+            if found != value:
+                return Rejection(kind, name, value, found)
+    return None
+
+
+def move(counters: Counters, expect: Mapping[str, int]) -> None:
+    """Move the counters of an accepted entry; absolute, so twice is once."""
+    for name, value in expect.items():
+        counters.put(name, value + 1)
+
+
+def number(ends: Offsets, runs: npt.NDArray[Any], slot: int) -> None:
+    """Give each run the next offsets of its partition; each partition stands in one run only."""
+    places = runs["partition"] + np.uint32(slot)
+    runs["base"] = ends[places]
+
+
+def advance(ends: Offsets, runs: npt.NDArray[Any], slot: int) -> None:
+    """Move the partition ends past these runs; absolute, so twice is once."""
+    places = runs["partition"] + np.uint32(slot)
+    ends[places] = runs["base"] + runs["rows"]
+
+
+@dataclass(slots=True)
+class ControlState:
+    """The part of the state that is small: topics, committed offsets, named values."""
+
+    topics: dict[str, Topic] = field(default_factory=dict)
+    groups: dict[str, dict[str, dict[int, int]]] = field(default_factory=dict)
+    """group -> topic -> partition -> the next offset to read."""
+    values: dict[str, Any] = field(default_factory=dict)
+    by_id: dict[int, Topic] = field(default_factory=dict)
+
+    def apply(self, control: Mapping[str, Any]) -> None:
+        """Fold the control part of one accepted entry."""
+        for data in control.get("topics", ()):
+            topic = Topic.from_json(data)
+            self.topics[topic.name] = topic
+            self.by_id[topic.id] = topic
+        for group, topics in control.get("offsets", {}).items():
+            committed = self.groups.setdefault(group, {})
+            for topic_name, offsets in topics.items():
+                committed.setdefault(topic_name, {}).update(
+                    (int(partition), offset) for partition, offset in offsets.items()
+                )
+        self.values.update(control.get("values", {}))
+
+    def copy(self) -> ControlState:
+        """A state that can be folded on without changing this one."""
+        groups = {
+            group: {topic: dict(offsets) for topic, offsets in topics.items()}
+            for group, topics in self.groups.items()
+        }
+        return ControlState(dict(self.topics), groups, dict(self.values), dict(self.by_id))
+
+    @property
+    def slots(self) -> int:
+        """How many places the array of partition ends has."""
+        return max((topic.slot + topic.partitions for topic in self.topics.values()), default=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """As one control record that rebuilds this state from nothing."""
+        return {
+            "topics": [topic.to_json() for topic in self.topics.values()],
+            "offsets": self.groups,
+            "values": self.values,
+        }
+
+
+CONTROL_KEYS = frozenset(("topics", "offsets", "values"))
+"""An entry with one of these changes the control state."""

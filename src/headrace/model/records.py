@@ -1,0 +1,182 @@
+"""What a log gives and takes: receipts, batches, staged pieces. Values; nothing here does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+TIME = pa.timestamp("us", tz="UTC")
+HEADERS = pa.map_(pa.string(), pa.binary())
+HEADERS_COLUMN = "_headers"
+TRANSACTION_COLUMN = "_transaction"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def time_of(microseconds: int) -> datetime:
+    """A time of the log as a `datetime` with its zone."""
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def microseconds_of(time: datetime) -> int:
+    """The inverse of `time_of`; a time without a zone is taken as UTC."""
+    aware = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    return (aware - _EPOCH) // timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """An entry was taken, and under the default durability it is on the disk."""
+
+    position: int
+    """Its place in the log: the read-your-writes token."""
+    rows: int
+    received_us: int
+    offsets: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """topic -> partition -> the offset of its first row there."""
+    duplicate: bool = False
+    """True if a writer had stored this version before: nothing was written now."""
+
+    @property
+    def received_time(self) -> datetime:
+        """When the log took it, by the log's clock."""
+        return time_of(self.received_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a piece that is read at once."""
+
+    rows: int
+    flags: int
+    offset: int
+    length: int
+    checksum: int
+    partitions: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows staged for a topic: written and synced, and part of the log once an entry names them.
+
+    It can be pickled, so that many processes stage and one publishes.
+    """
+
+    name: str
+    topic: str
+    schema: int
+    rows: int
+    bytes: int
+    sent_time: int
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive rows of a batch that came from one entry."""
+
+    rows: int
+    position: int
+    sent: int
+    received: int
+    partitions: npt.NDArray[np.uint32]
+    """One per run."""
+    counts: npt.NDArray[np.uint32]
+    bases: npt.NDArray[np.uint64]
+
+
+class Batch:
+    """Rows of one topic, read together: of one entry, of several small ones, or a part of a large.
+
+    `position` says through which entry it reads, and `last` that it ends that entry (for all topics
+    that are read): progress may be noted only at a batch that is `last`.
+    """
+
+    __slots__ = ("_extra", "_spans", "data", "last", "position", "schema_version", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        data: pa.RecordBatch,
+        spans: Sequence[Span],
+        *,
+        position: int,
+        last: bool,
+        schema_version: int,
+        extra: Mapping[str, pa.Array],
+    ) -> None:
+        """Made by readers only."""
+        self.topic = topic
+        self.data = data
+        self.position = position
+        self.last = last
+        self.schema_version = schema_version
+        self._spans = spans
+        self._extra = extra
+
+    def __len__(self) -> int:
+        """Rows."""
+        return int(self.data.num_rows)
+
+    def __repr__(self) -> str:
+        """Topic, rows and position."""
+        return f"<Batch of {self.topic}: {len(self)} rows, position {self.position}>"
+
+    @property
+    def partition(self) -> pa.Array:
+        """The partition of each row."""
+        return pa.array(np.concatenate([np.repeat(s.partitions, s.counts) for s in self._spans]))
+
+    @property
+    def offset(self) -> pa.Array:
+        """The offset of each row in its partition."""
+        return pa.array(np.concatenate([_offsets(span) for span in self._spans]))
+
+    @property
+    def positions(self) -> pa.Array:
+        """The position of the entry that each row came in."""
+        return self._repeated([span.position for span in self._spans], pa.int64())
+
+    @property
+    def sent_time(self) -> pa.Array:
+        """When each row was sent, by its producer's clock."""
+        return self._repeated([span.sent for span in self._spans], TIME)
+
+    @property
+    def received_time(self) -> pa.Array:
+        """When the log took each row, by the log's clock; never goes back."""
+        return self._repeated([span.received for span in self._spans], TIME)
+
+    @property
+    def headers(self) -> pa.Array:
+        """The headers of each row: map of string to bytes, or null."""
+        found = self._extra.get(HEADERS_COLUMN)
+        return found if found is not None else pa.nulls(len(self), HEADERS)
+
+    @property
+    def transaction(self) -> pa.Array:
+        """Which transaction of its entry each row belongs to, counted from 0."""
+        found = self._extra.get(TRANSACTION_COLUMN)
+        return found if found is not None else pa.array(np.zeros(len(self), np.uint32))
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """The rows as dicts."""
+        result: list[dict[str, Any]] = self.data.to_pylist()
+        return result
+
+    def _repeated(self, values: list[int], kind: pa.DataType) -> pa.Array:
+        counts = [span.rows for span in self._spans]
+        return pa.array(np.repeat(np.array(values, np.int64), counts)).cast(kind)
+
+
+def _offsets(span: Span) -> npt.NDArray[np.uint64]:
+    starts = np.cumsum(span.counts, dtype=np.uint64) - span.counts
+    within = np.arange(span.rows, dtype=np.uint64) - np.repeat(starts, span.counts)
+    result: npt.NDArray[np.uint64] = np.repeat(span.bases, span.counts) + within
+    return result

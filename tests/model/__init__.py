@@ -1,0 +1,1 @@
+"""Tests of the model: values and pure functions, without any log."""
