@@ -6,13 +6,22 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
-from headrace.model.records import Receipt
+from headrace.model.records import Piece, Receipt
 
 
 class Part:
     """Rows for one topic in an entry that is being made."""
 
-    __slots__ = ("_taken_in", "headers", "partition", "rows", "sent_time", "topic", "transactions")
+    __slots__ = (
+        "_taken_in",
+        "headers",
+        "partition",
+        "rows",
+        "sent_time",
+        "staged",
+        "topic",
+        "transactions",
+    )
 
     def __init__(
         self,
@@ -30,6 +39,8 @@ class Part:
         self.transactions = transactions
         self.partition = partition
         self.sent_time = sent_time
+        self.staged: list[Piece] = []
+        """Pieces that the log made of `rows` by itself: garbage unless the entry is taken."""
         self._taken_in: tuple[object, Any] | None = None
 
     def batch(self, schema: object, take_in: Any) -> Any:

@@ -469,6 +469,9 @@ class Journal:
         self.files.adopt(number, file, length)
         runs = checkpoint.counters
         self.counter_runs.drop_except(runs, self._runs_named_by(checkpoint.files))
+        for name in self.system.listdir(self.files.folder):
+            if name.startswith(f"{SPARE}."):  # left by a process that died while making it
+                self.system.unlink(f"{self.files.folder}/{name}")
         return Tail(
             end=address + draft.length,
             position=tail.position,

@@ -294,7 +294,14 @@ class EmbeddedLog:
             draft, topics = self._draft(parts, dict(control), expect, require)
             if draft is None:
                 return Receipt(self.position, 0, self._system.now_us())
-            taken = journal.append(draft, catalog)
+            try:
+                taken = journal.append(draft, catalog)
+            except errors.Unknown:
+                raise
+            except errors.HeadraceError:
+                for part in parts:
+                    self._pieces.drop(part.staged)
+                raise
             if taken is not None:
                 break
             journal.refresh_control()  # the topics changed meanwhile: look again
@@ -390,7 +397,7 @@ class EmbeddedLog:
         if inline + size > self.settings.inline_bytes_max:
             drafts = chunked(packer, [batch], self.settings.chunk_bytes, **packing)
             piece = self._pieces.write(packer.topic, drafts, sent)
-            part.rows = [piece]  # a second try must not stage it again
+            part.rows = part.staged = [piece]  # a second try must not stage it again
             yield piece
         else:
             yield packer.pack(batch, **packing)

@@ -133,6 +133,11 @@ class Pieces:
                 f"the piece has {size} bytes, not {piece.bytes}", place=self.path(piece.name)
             )
 
+    def drop(self, pieces: Iterable[Piece]) -> None:
+        """Remove pieces that no entry will name."""
+        for piece in pieces:
+            self._system.unlink(self.path(piece.name))
+
     def open(self, name: str) -> File:
         """A piece that an entry names; gone means damage."""
         try:

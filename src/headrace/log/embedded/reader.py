@@ -110,6 +110,7 @@ class Reading:
         }
         journal.refresh_control()
         self._limit = journal.live.words[shared.SYNCED]
+        self._skip_through = after if after is not None else 0
         self._cursor = self._place(start, after)
         self._previous: int | None = None
         self._batches = self._run()
@@ -137,6 +138,7 @@ class Reading:
                 self._limit = self._journal.live.words[shared.SYNCED]
             if self._cursor >= self._limit:
                 if not self._follow or not self._wait():
+                    self._say_if_short()
                     return
                 continue
             end = self._end_of_file()
@@ -148,6 +150,17 @@ class Reading:
                 return
 
     _last_position = -1
+
+    def _say_if_short(self) -> None:
+        """A reading through a position that did not come within the timeout is not complete."""
+        through = self._through
+        if self._follow and through is not None and not self._closed():
+            raise errors.WaitTimeout(
+                f"position {through} not reached within {self._timeout:g} s;"
+                f" the log is at {self._reached()}",
+                place=self._journal.folder,
+                position=self._reached(),
+            )
 
     def _reached(self) -> int:
         return self._journal.live.words[shared.SYNCED_POSITION]
@@ -178,7 +191,18 @@ class Reading:
         for closed in self._closed_files(number):
             if closed.number == number:
                 return address_of(number, closed.end)
-        raise self._files.damage(self._cursor, self._previous)
+        return self._last_intact(number)
+
+    def _last_intact(self, number: int) -> int:
+        """The end of a file that no checkpoint names, because the one after it is damaged."""
+        end = address_of(number, 0)
+        try:
+            for record, _, _ in self._files.walk(end, address_of(number + 1, 0) - 1):
+                end = record.end
+        except errors.LogDamaged:
+            if not self._journal.live.words[shared.DAMAGED]:
+                raise
+        return end
 
     def _closed_files(self, number: int) -> list[Any]:
         files = self._journal.closed_files
@@ -211,6 +235,9 @@ class Reading:
             if record.kind == ENTRY:
                 if through is not None and record.position > through:
                     break
+                if record.position <= self._skip_through:
+                    self._cursor, self._previous = record.end, record.checksum
+                    continue
                 found = (
                     [s for s in record.sections() if s.topic in self._wanted]
                     if record.section_count
@@ -381,8 +408,11 @@ class Reading:
         if after is not None:
             if after <= self._journal.since:
                 return self._first()
-            if after > self._reached():
+            reached = self._reached()
+            if after > reached:
                 raise self._bad_position(f"position {after} is not in the log yet")
+            if after == reached:
+                return self._limit
             return self._seek(
                 lambda file: file.through > after, lambda record: record.position > after
             )
@@ -418,9 +448,13 @@ class Reading:
     ) -> int:
         """The address of the first entry wanted, or the end; damage on the way is stepped over."""
         newest, _ = place_of(self._limit)
-        ranges = [f for f in self._journal.closed_files if f.number < newest and file_wanted(f)]
-        ends = [address_of(f.number, f.end) for f in ranges] + [self._limit]
-        for end in ends:
+        files = self._journal.closed_files
+        ends = [address_of(f.number, f.end) for f in files if f.number < newest and file_wanted(f)]
+        if self._journal.live.words[shared.DAMAGED]:
+            known = files[-1].number if files else 0
+            lost = [n for n in self._files.numbers() if known < n < newest]
+            ends += [self._last_intact(number) for number in lost]
+        for end in [*ends, self._limit]:
             start = address_of(place_of(end)[0], 0)
             while start < end:
                 try:

@@ -56,7 +56,10 @@ FOLDERS = ("locks", "live", "journal", "pieces", "counters")
 def open_journal(system: System, folder: str, settings: LogSettings, *, create: bool) -> Journal:
     """Open the log in `folder`, made if it is not there and `create`; recovered if need be."""
     system.check_folder(folder)
-    names = system.listdir(folder)
+    try:
+        names = system.listdir(folder)
+    except NotADirectoryError:
+        raise errors.NotALog(f"{folder} is a file, not a folder", place=folder) from None
     foreign = [name for name in names if name not in (*FOLDERS, FORMAT_FILE, f"{FORMAT_FILE}.new")]
     if FORMAT_FILE not in names and (foreign or not create):
         found = "nothing" if not names else f"{len(names)} other names, such as '{names[0]}'"

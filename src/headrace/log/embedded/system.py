@@ -227,8 +227,8 @@ class OsShared:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             status = os.fstat(fd)
-            if status.st_size < size:
-                os.ftruncate(fd, size)
+            if status.st_size < size:  # with its blocks: a full disk is an error, not a SIGBUS
+                os.posix_fallocate(fd, 0, size)
             self._map = mmap.mmap(fd, size)
         finally:
             os.close(fd)

@@ -1,0 +1,1 @@
+"""Benchmarks: ./run bench NAME runs the module of that name."""

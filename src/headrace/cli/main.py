@@ -1,0 +1,108 @@
+"""``headrace``: finds the command, runs it, and turns errors into words and exit codes.
+
+A command is a file of this folder named after it, which has a click command of the same name. It is
+imported only when it is called, and it imports what is heavy only when it runs: `headrace --help`
+answers at once. Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 an error, 2 wrong usage,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from typing import Never
+
+import click
+
+from headrace.errors import BadUsage, HeadraceError, nearest
+
+# Command -> the line that --help shows, so that --help imports none of them. A file need not be
+# there yet: then there is no such command.
+COMMANDS = {
+    "demo": "Show the log alive, on this machine, in a minute.",
+    "explain": "Explain an error by its code; without a code, list them all.",
+    "log": "Check a log and see what is in it.",
+    "topic": "Create, list, show, append to, read and follow topics.",
+}
+
+
+class Commands(click.Group):
+    """A group of commands that are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name the commands that are there."""
+        return [name for name in COMMANDS if importlib.util.find_spec(f"headrace.cli.{name}")]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command = getattr(importlib.import_module(f"headrace.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or say which one may have been meant."""
+        if args and not args[0].startswith("-") and not self.get_command(ctx, args[0]):
+            names = self.list_commands(ctx)
+            raise BadUsage(
+                f"there is no command '{args[0]}'",
+                why=f"the commands are {', '.join(names)}",
+                fix=nearest(args[0], names),
+            )
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="headrace", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Headrace keeps derived data correct and fresh, and proves it."""
+
+
+def main() -> Never:
+    """Run the command line and leave with its exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line; errors become words on stderr."""
+    try:
+        result = cli.main(arguments, prog_name="headrace", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        return fail(as_usage(error), 2)
+    except HeadraceError as error:
+        return fail(error, 2 if isinstance(error, BadUsage) else 1)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Keep Python from complaining when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def as_usage(error: click.ClickException) -> BadUsage:
+    """Give click's complaint the form of the catalogue."""
+    fact = error.format_message().rstrip(".")
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    fix = f"see '{context.command_path} --help'" if context else ""
+    return BadUsage(fact[:1].lower() + fact[1:], fix=fix)
+
+
+def fail(error: HeadraceError, code: int) -> int:
+    """Say the error, in colour on a terminal."""
+    head, _, rest = error.render().partition("\n")
+    label, _, fact = head.partition(": ")
+    click.echo(f"{click.style(label, fg='red', bold=True)}: {fact}", err=True)
+    if rest:
+        click.echo(rest, err=True)
+    return code

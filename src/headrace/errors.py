@@ -1,0 +1,509 @@
+"""Every error Headrace can raise: a stable code, a fact, a place, why it is so and what to do.
+
+One class per error. A class that sets a ``code`` enters the catalogue; its ``title``, ``why`` and
+``fix`` are the general text, shown by ``headrace explain CODE``. An instance adds the ``fact``
+(what happened), the ``place`` (where) and, when it knows better, its own ``why`` and ``fix``.
+
+The groups say what the caller can do about it:
+
+- `UsageError`: something in the call or its surroundings must change; a retry fails again.
+- `TransientError`: it may pass; the same call can be tried again.
+- `DamageError`: data on disk is wrong; the part concerned stops.
+- `Conflict` and `Unknown`: the two outcomes of an append that are not a receipt.
+
+Codes are for ever: they are never renumbered, and never used again for something else.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+_catalogue: dict[str, type[HeadraceError]] = {}
+
+
+class HeadraceError(Exception):
+    """The base of all errors that Headrace raises on purpose."""
+
+    code: ClassVar[str] = ""
+    """Stable for ever, e.g. ``HR-LOG-004``; empty for the groups."""
+    title: ClassVar[str] = ""
+    """What this error is, in a few words, whatever the instance."""
+    why: str = ""
+    """On the class: the reason in general. On an instance: the reason this time."""
+    fix: str = ""
+    """On the class: what to do in general. On an instance: what to do this time."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Enter a class that sets a code into the catalogue; a code is given once."""
+        super().__init_subclass__(**kwargs)
+        code = cls.__dict__.get("code")
+        if not code:
+            return
+        if code in _catalogue:
+            raise TypeError(f"{code} is taken by {_catalogue[code].__name__}")
+        _catalogue[code] = cls
+
+    def __init__(
+        self, fact: str, *, place: str = "", why: str = "", fix: str = "", **details: object
+    ) -> None:
+        """State the fact, short and in lower case, and where; ``details`` appear in JSON only."""
+        super().__init__(fact)
+        self.fact = fact
+        self.place = place
+        self.details = details
+        if why:
+            self.why = why
+        if fix:
+            self.fix = fix
+
+    def render(self) -> str:
+        """Say all of it, one line each, as the command line prints it."""
+        head = f"error[{self.code}]: {self.fact}" if self.code else f"error: {self.fact}"
+        rest = (("at", self.place), ("why", self.why), ("fix", self.fix))
+        return "\n".join([head, *(f"  {name}: {text}" for name, text in rest if text)])
+
+    def to_json(self) -> dict[str, object]:
+        """Give all of it as a JSON object; details that JSON cannot hold become their text."""
+        return {
+            "code": self.code,
+            "fact": self.fact,
+            "place": self.place,
+            "why": self.why,
+            "fix": self.fix,
+            "details": {name: _plain(value) for name, value in self.details.items()},
+        }
+
+    def __str__(self) -> str:
+        """Render without colours."""
+        return self.render()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Survive the way from one process to another, details included."""
+        return _revive, (type(self), self.fact, self.place, self.why, self.fix, self.details)
+
+
+def _revive(
+    cls: type[HeadraceError],
+    fact: str,
+    place: str,
+    why: str,
+    fix: str,
+    details: dict[str, object],
+) -> HeadraceError:
+    error = cls(fact, place=place, why=why, fix=fix)
+    error.details = details
+    return error
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(inner) for inner in value]
+    return str(value)
+
+
+def catalogue() -> dict[str, type[HeadraceError]]:
+    """Give all errors by their code, in the order of the codes."""
+    return dict(sorted(_catalogue.items()))
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Give "did you mean 'x'?" for the names most like this one, or "" if none is."""
+    lowered = {other.lower(): other for other in names}
+    matches = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.6)
+    if not matches:
+        return ""
+    quoted = [f"'{lowered[match]}'" for match in matches]
+    return f"did you mean {' or '.join(quoted)}?"
+
+
+# --- the groups -----------------------------------------------------------------------------------
+
+
+class UsageError(HeadraceError):
+    """The caller must change something; the same call would fail again."""
+
+
+class TransientError(HeadraceError):
+    """It may pass: the same call can be tried again."""
+
+
+class DamageError(HeadraceError):
+    """Data on disk is not what was written: the part concerned stops, nothing is cut away."""
+
+
+# --- the log as a folder --------------------------------------------------------------------------
+
+
+class NotALog(UsageError):
+    """The folder exists, and is not a log."""
+
+    code = "HR-LOG-001"
+    title = "the folder is not a log"
+    why = (
+        "a log is made in a new or empty folder and known by its format file; "
+        "this folder holds something else, and Headrace never writes among foreign files"
+    )
+    fix = "give the folder of a log, or one that is empty or does not exist yet"
+
+
+class NewerFormat(UsageError):
+    """The log was written by a newer Headrace."""
+
+    code = "HR-LOG-002"
+    title = "the log has a newer format than this version can read"
+    why = (
+        "a newer Headrace wrote this log; reading it with an older one could overlook "
+        "what the older one does not know"
+    )
+    fix = "upgrade Headrace on this machine to at least the version that wrote the log"
+
+
+class FilesystemCannotLock(UsageError):
+    """The folder lies on a filesystem that cannot keep the promises of the log."""
+
+    code = "HR-LOG-003"
+    title = "the filesystem cannot lock or share memory between processes"
+    why = (
+        "many processes share a log through file locks and mapped memory, which network "
+        "filesystems (NFS, SMB, 9p, FUSE) do not keep coherent: two writers could overwrite "
+        "each other"
+    )
+    fix = "put the folder on a local disk (ext4, xfs, btrfs, tmpfs), or use a log on Kafka"
+
+
+class ReadOnlyDisk(UsageError):
+    """The folder cannot be written to."""
+
+    code = "HR-LOG-004"
+    title = "the log cannot be written here"
+    why = "the filesystem is mounted read-only, or this user may not write in the folder"
+    fix = (
+        "mount it writable or give this user the right to write; "
+        "to read only, open with connect(..., readonly=True)"
+    )
+
+
+class DiskFull(TransientError):
+    """No space is left for the entry."""
+
+    code = "HR-LOG-005"
+    title = "the disk is full"
+    why = (
+        "the filesystem has no space (or the user no quota) left for the entry; nothing of it was "
+        "taken, and what was acknowledged before is safe"
+    )
+    fix = "free space or shorten retention, then append again; readers go on meanwhile"
+
+
+class LogDamaged(DamageError):
+    """What is on disk is not what was written."""
+
+    code = "HR-LOG-006"
+    title = "the log is damaged"
+    why = (
+        "a part that was synced earlier no longer has its checksum or its place in the chain: "
+        "disk, memory, or another program changed it; nothing was cut, what is intact stays "
+        "readable"
+    )
+    fix = (
+        "run 'headrace log check' to see how far the damage goes, keep a copy of the folder, "
+        "then restore the file from a backup"
+    )
+
+
+class LogPoisoned(DamageError):
+    """An fsync failed: what the disk holds since then is not known."""
+
+    code = "HR-LOG-007"
+    title = "an fsync of the log failed"
+    why = (
+        "after a failed fsync the system may have dropped the data and report success next time; "
+        "so no process appends to that file again, and what was not acknowledged may be lost"
+    )
+    fix = (
+        "look at the disk (dmesg, smartctl), close all handles of the log and open it again: the "
+        "un-synced part is then copied to a new, synced file first"
+    )
+
+
+class LockTimeout(TransientError):
+    """The append lock was not free in time."""
+
+    code = "HR-LOG-008"
+    title = "the append lock was not free in time"
+    why = (
+        "another process holds the lock: it is slow, stopped, or its disk hangs; the lock of a "
+        "living process is never broken, since it may go on writing"
+    )
+    fix = "let the process named here go on (kill -CONT PID) or end it (kill PID), then try again"
+
+
+class LogClosed(UsageError):
+    """The handle was closed."""
+
+    code = "HR-LOG-009"
+    title = "the log handle is closed"
+    why = "close() was called, or the 'with' block that opened it has ended"
+    fix = "call headrace.connect() again, and keep the handle open while it is used"
+
+
+# --- topics and schemas ---------------------------------------------------------------------------
+
+
+class UnknownTopic(UsageError):
+    """There is no topic of this name."""
+
+    code = "HR-LOG-010"
+    title = "there is no such topic"
+    why = "topics are created explicitly, so that a misspelt name never makes a new one"
+    fix = "see 'headrace topic ls' for the names there are, or create it with create_topic()"
+
+
+class TopicExists(UsageError):
+    """A topic of this name is there already, and is different."""
+
+    code = "HR-LOG-011"
+    title = "the topic exists already"
+    why = "a topic of this name was created before, with another schema, key or kind"
+    fix = "use the topic as it is, choose another name, or change its schema with alter_topic()"
+
+
+class BadTopicName(UsageError):
+    """The name cannot be a topic's."""
+
+    code = "HR-LOG-012"
+    title = "not a valid topic name"
+    why = (
+        "a topic name is 1 to 249 characters long, of letters, digits, '.', '_' and '-', and "
+        "neither '.' nor '..', so that the same name works in a folder and on Kafka"
+    )
+    fix = "choose a name such as 'orders' or 'shop.public.orders'"
+
+
+class BadSchema(UsageError):
+    """The schema was not understood."""
+
+    code = "HR-LOG-013"
+    title = "the schema is not understood"
+    why = (
+        "a schema is a Spark DDL string ('user bigint not null, url string') or a pyarrow schema "
+        "of types that Spark has too"
+    )
+    fix = "correct the column named here; the types are listed in docs/log.md"
+
+
+class SchemaChangeRefused(UsageError):
+    """The new schema cannot follow the old one."""
+
+    code = "HR-LOG-014"
+    title = "this change of the schema is refused"
+    why = (
+        "rows already written must stay readable: a schema may gain a nullable column, widen a "
+        "type, or retire a column; a rename is retire and add, and any other change of type "
+        "starts a new generation"
+    )
+    fix = "make the change one of these, or ask for a new generation explicitly"
+
+
+class WrongColumn(UsageError):
+    """The rows have a column that the topic does not have, or lack one it needs."""
+
+    code = "HR-LOG-015"
+    title = "the rows do not have the topic's columns"
+    why = (
+        "a column is not in the topic's schema, or one without null is not in the rows; nothing "
+        "is dropped silently, so the whole entry was refused"
+    )
+    fix = "correct the column's name, leave it out, or add it to the topic with alter_topic()"
+
+
+class WrongType(UsageError):
+    """A value does not fit its column."""
+
+    code = "HR-LOG-016"
+    title = "a value does not fit its column"
+    why = (
+        "values are converted only where nothing is lost; this one is of another type or out of "
+        "the column's range, so the whole entry was refused"
+    )
+    fix = "convert the value before appending, or widen the column's type"
+
+
+class MissingKey(UsageError):
+    """A value is null where it must not be."""
+
+    code = "HR-LOG-017"
+    title = "a key or a value that may not be null is missing"
+    why = (
+        "the key decides the partition and the row of the table, and a column 'not null' promises "
+        "its readers a value; so the whole entry was refused"
+    )
+    fix = "fill in the column named here for the row named here, or leave the row out"
+
+
+class BatchTooLarge(UsageError):
+    """The entry is larger than the limit."""
+
+    code = "HR-LOG-018"
+    title = "the entry is larger than the limit"
+    why = "an entry is taken whole or not at all, and readers hold one in memory: it has a limit"
+    fix = "append in several entries, or stage the rows in pieces and publish them in one entry"
+
+
+class BadRows(UsageError):
+    """What was given is not rows."""
+
+    code = "HR-LOG-019"
+    title = "what was given is not rows"
+    why = (
+        "rows are a list of dicts, an Arrow table or batch, a pandas or Polars frame, or anything "
+        "with __arrow_c_stream__; for opaque topics a list of bytes or text"
+    )
+    fix = "give the rows in one of these forms"
+
+
+# --- the outcomes of an append --------------------------------------------------------------------
+
+
+class Conflict(HeadraceError):
+    """An ``expect`` or ``require`` did not hold: the entry was not taken."""
+
+    code = "HR-LOG-020"
+    title = "a counter does not have the expected value"
+    why = "somebody else was first: the counter moved since it was read; the entry was not taken"
+    fix = "read again what the decision was based on, decide anew, and append with the new value"
+
+
+class Unknown(HeadraceError):
+    """Whether the entry was taken is not known."""
+
+    code = "HR-LOG-021"
+    title = "it is not known whether the entry was taken"
+    why = (
+        "the connection, the disk or a deadline failed after the entry was handed over and before "
+        "it was confirmed; it may be in the log or not"
+    )
+    fix = (
+        "claim the name again with log.writer(name): its version says what was taken; "
+        "a plain append without a writer may be repeated only if rows may appear twice"
+    )
+
+
+class Fenced(Conflict):
+    """A newer writer holds the name."""
+
+    code = "HR-LOG-022"
+    title = "a newer writer holds this name"
+    why = (
+        "another process claimed the name with log.writer(name), which fences all older holders "
+        "so that two never write at once; nothing of this entry was taken"
+    )
+    fix = "stop this writer; if it is the one that should go on, claim the name again"
+
+
+# --- reading and writing --------------------------------------------------------------------------
+
+
+class BadPosition(UsageError):
+    """The position or offset is not in the log."""
+
+    code = "HR-LOG-023"
+    title = "the position is not in the log"
+    why = (
+        "a topic can be read at positions from 'since' (the oldest at which it is whole) to "
+        "'upper' (the newest); retention moves 'since' on, unless a hold keeps it"
+    )
+    fix = "start at a position within the two, or at 'earliest' or 'latest'"
+
+
+class PieceInvalid(UsageError):
+    """A staged piece cannot be published."""
+
+    code = "HR-LOG-024"
+    title = "a staged piece cannot be published"
+    why = (
+        "its file is missing or does not have the row count and checksum of when it was staged, "
+        "or it was staged for another topic or log; the entry was not taken"
+    )
+    fix = "stage the rows again with log.stage(topic, rows), and publish the new piece"
+
+
+class ReservedName(UsageError):
+    """The name begins with an underscore."""
+
+    code = "HR-LOG-025"
+    title = "the name is reserved"
+    why = (
+        "columns that start with '_' (_weight, _op, ...) belong to Headrace, so that columns "
+        "of its own never meet one of yours"
+    )
+    fix = "rename the column so that it does not start with '_'"
+
+
+class WaitTimeout(TransientError):
+    """What was waited for did not come in time."""
+
+    code = "HR-LOG-026"
+    title = "the wait ended without what was waited for"
+    why = "no entry that answers the wait was synced before the deadline; nothing is wrong as such"
+    fix = "wait again or longer; if it should have come, see whether its writer still runs"
+
+
+class BadInputLine(UsageError):
+    """A line of the input cannot be a row."""
+
+    code = "HR-LOG-027"
+    title = "a line of the input was set aside"
+    why = (
+        "the line is not JSON, not an object, or does not fit the topic's schema; it was set aside "
+        "with its number and reason, and the other lines were taken"
+    )
+    fix = "correct the lines set aside and append only these"
+
+
+class ProducerFull(TransientError):
+    """The producer's memory is full, and did not become free in time."""
+
+    code = "HR-LOG-028"
+    title = "the producer's memory is full"
+    why = (
+        "rows come in faster than the log takes them, and the producer keeps only a bounded "
+        "amount; the rows of this call were not taken"
+    )
+    fix = "slow down or wait longer, give the producer more memory, or use a second producer"
+
+
+class IoFailed(TransientError):
+    """The operating system reported an I/O error."""
+
+    code = "HR-LOG-029"
+    title = "the operating system reported an I/O error"
+    why = "the call named here failed on the path named here; the system's own words are the fact"
+    fix = "look at the disk and the limits of the process (dmesg, df, ulimit -n), then try again"
+
+
+class BadSetting(UsageError):
+    """A setting is unknown or has a value it cannot have."""
+
+    code = "HR-LOG-030"
+    title = "a setting is unknown or has a value it cannot have"
+    why = "settings are checked when they are given, so that a misspelt one is not ignored"
+    fix = "correct the name or the value named here"
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+class BadUsage(UsageError):
+    """The command line was not understood."""
+
+    code = "HR-CLI-001"
+    title = "the command line is not understood"
+    why = "a command, option or argument is unknown, missing, or does not go with another"
+    fix = "see 'headrace --help', or --help after the command"

@@ -1,0 +1,1 @@
+"""The shipped test kit: conformance suites, oracles, and the machine that breaks the log."""

@@ -1,0 +1,1 @@
+"""What the repository itself runs: set-up, checks, generated pages. Not shipped."""

@@ -1,0 +1,166 @@
+"""Makes .venv and installs what requirements.lock names; called by ./run, standard library only.
+
+uv does the installing, from its cache when everything is there (`--offline`), else from the index.
+Where uv is not on the PATH it comes from the lock itself, with pip or, if there is none, ensurepip.
+`.venv/.ready` is written last: it repeats what was installed and where, so that ./run can compare
+it without starting Python. A lock file lets several first calls at once wait for one another.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+READY = VENV / ".ready"
+LOCK = ROOT / "requirements.lock"
+
+# Imported by every command or test and not yet compiled by uv: without this, each start pays again
+# where PYTHONDONTWRITEBYTECODE is set.
+COMPILED = ("_pytest", "click", "hypothesis", "numpy", "pandas", "polars", "pyarrow", "xxhash")
+
+
+def main() -> int:
+    VENV.mkdir(exist_ok=True)
+    with open(VENV / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another call is installing, waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if READY.exists() and READY.read_bytes() == wanted() and PYTHON.exists():
+            return 0
+        READY.unlink(missing_ok=True)
+        try:
+            install()
+        except subprocess.CalledProcessError as error:
+            say(f"failed: {' '.join(map(str, error.cmd))}")
+            return 1
+        write_whole(READY, wanted())
+    return 0
+
+
+def wanted() -> bytes:
+    """Give what ./run compares: the place, as a venv cannot be moved, and what decides all else."""
+    parts = [f"{ROOT}\n".encode(), LOCK.read_bytes(), (ROOT / "pyproject.toml").read_bytes()]
+    return b"".join(parts)
+
+
+def install() -> None:
+    started = time.monotonic()
+    if not usable():
+        say(f"making .venv with Python {sys.version.split()[0]}")
+        clear()
+        venv.create(VENV, symlinks=True, with_pip=False)
+    uv = find_uv()
+    before = set(packages())
+    pip_install(uv, "--require-hashes", "-r", str(LOCK))
+    pip_install(uv, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    new = sorted(set(packages()) - before)
+    if new:
+        say(f"installed {len(new)} packages: {', '.join(new)}")
+        compile_bytecode()
+    say(f"ready after {time.monotonic() - started:.1f} s")
+
+
+def usable() -> bool:
+    """Whether .venv has a Python that runs, of a version we can use."""
+    check = "import sys; sys.exit(sys.version_info < (3, 11))"
+    return PYTHON.exists() and subprocess.run([PYTHON, "-c", check], check=False).returncode == 0
+
+
+def clear() -> None:
+    for path in VENV.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != ".lock":
+            path.unlink()
+
+
+def find_uv() -> str:
+    """Find uv on the PATH or in .venv; else put the version of the lock into .venv."""
+    own = VENV / "bin" / "uv"
+    found = shutil.which("uv") or shutil.which(own)
+    if found:
+        return found
+    if importlib.util.find_spec("pip"):
+        pip = [sys.executable, "-m", "pip", "--python", str(PYTHON)]
+    elif importlib.util.find_spec("ensurepip"):
+        subprocess.run([PYTHON, "-m", "ensurepip"], check=True, stdout=subprocess.DEVNULL)
+        pip = [str(PYTHON), "-m", "pip"]
+    else:
+        say("this Python has neither pip nor ensurepip, and uv is not on the PATH")
+        say("install one of them (Debian, Ubuntu: apt-get install python3-venv), then call again")
+        sys.exit(1)
+    say("installing uv")
+    entry = re.search(r"^uv==.*\n(?:    .*\n)*", LOCK.read_text(), re.MULTILINE)
+    assert entry, "requirements.lock names uv"
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as pinned:
+        pinned.write(entry.group())
+        pinned.flush()
+        quiet = ["--quiet", "--no-cache-dir", "--no-deps", "--require-hashes", "-r", pinned.name]
+        subprocess.run([*pip, "install", *quiet], check=True)
+    return str(own)
+
+
+def pip_install(uv: str, *arguments: str) -> None:
+    command = [uv, "pip", "install", "--quiet", "--no-config", "--python", str(PYTHON), *arguments]
+    environment = {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
+    if "UV_CACHE_DIR" not in environment and not home_cache_writable():
+        environment["UV_CACHE_DIR"] = str(VENV / ".uv-cache")
+    offline = subprocess.run(
+        [*command, "--offline"], env=environment, check=False, capture_output=True
+    )
+    if offline.returncode != 0:
+        subprocess.run(command, env=environment, check=True)
+
+
+def home_cache_writable() -> bool:
+    """Whether uv can keep its cache where it does by default."""
+    cache = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("HOME", "") + "/.cache")
+    try:
+        os.makedirs(f"{cache}/uv", exist_ok=True)
+        with tempfile.TemporaryFile(dir=f"{cache}/uv"):
+            return os.path.isabs(cache)
+    except OSError:
+        return False
+
+
+def site() -> Path:
+    return next(VENV.glob("lib/python3.*/site-packages"))
+
+
+def packages() -> list[str]:
+    """Name and version of each installed package, read from the folder names."""
+    return [path.name.removesuffix(".dist-info") for path in site().glob("*.dist-info")]
+
+
+def compile_bytecode() -> None:
+    folders = [str(site() / name) for name in COMPILED if (site() / name).exists()]
+    command = [str(PYTHON), "-m", "compileall", "-q", "-j", "0", *folders]
+    subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    beside = path.with_suffix(".new")
+    beside.write_bytes(content)
+    beside.replace(path)
+
+
+def say(text: str) -> None:
+    print(f"run: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
