@@ -25,6 +25,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 READY = VENV / ".ready"
 LOCK = ROOT / "requirements.lock"
+TURN = VENV / ".setup-lock"  # not .venv/.lock: uv itself locks that one, and would wait for us
 
 # Imported by every command or test and not yet compiled by uv: without this, each start pays again
 # where PYTHONDONTWRITEBYTECODE is set.
@@ -33,7 +34,7 @@ COMPILED = ("_pytest", "click", "hypothesis", "numpy", "pandas", "polars", "pyar
 
 def main() -> int:
     VENV.mkdir(exist_ok=True)
-    with open(VENV / ".lock", "w") as lock:
+    with open(TURN, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -84,7 +85,7 @@ def clear() -> None:
     for path in VENV.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        elif path.name != ".lock":
+        elif path.name != TURN.name:
             path.unlink()
 
 
