@@ -183,10 +183,7 @@ class ReadOnlyDisk(UsageError):
     code = "HR-LOG-004"
     title = "the log cannot be written here"
     why = "the filesystem is mounted read-only, or this user may not write in the folder"
-    fix = (
-        "mount it writable or give this user the right to write; "
-        "to read only, open with connect(..., readonly=True)"
-    )
+    fix = "mount it writable, or give this user the right to write"
 
 
 class DiskFull(TransientError):
@@ -281,7 +278,7 @@ class BadTopicName(UsageError):
     title = "not a valid topic name"
     why = (
         "a topic name is 1 to 249 characters long, of letters, digits, '.', '_' and '-', and "
-        "neither '.' nor '..', so that the same name works in a folder and on Kafka"
+        "begins with a letter, a digit or '_', so that it works in a folder and on Kafka"
     )
     fix = "choose a name such as 'orders' or 'shop.public.orders'"
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace import errors
 from headrace.interfaces import EntryLog, Part
+from headrace.model.fold import check_counter
 from headrace.model.records import Batch, Receipt
 
 
@@ -57,10 +59,19 @@ class Transaction:
 
     def put(self, name: str, value: Any) -> None:
         """Set a named value (JSON): a resume point, a manifest."""
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise errors.BadRows(
+                f"the value of '{name}' is not JSON: {error}",
+                place=name,
+                fix="give dicts, lists, text, finite numbers, booleans and None",
+            ) from None
         self._values[name] = value
 
     def expect(self, name: str, value: int) -> None:
         """Commit only if the counter is `value`, and move it to `value + 1`."""
+        check_counter(name, value)
         if name in self._expect:
             raise errors.BadRows(
                 f"counter '{name}' is expected twice in one transaction", place=name
@@ -69,6 +80,7 @@ class Transaction:
 
     def require(self, name: str, value: int) -> None:
         """Commit only if the counter is `value`; it stays."""
+        check_counter(name, value)
         self._require[name] = value
 
     def commit(self) -> Receipt:

@@ -1,11 +1,11 @@
 """A writer: a name that one process holds at a time, and that knows what it has stored.
 
-Two counters carry it. `writer/NAME/epoch` moves when somebody claims the name; every entry of the
+Two counters carry it. `headrace/epoch/NAME` moves when somebody claims the name; every entry of the
 writer *requires* the epoch it was given, so an older holder is fenced from its first entry on.
-`writer/NAME` counts the entries stored; every entry *expects* the next number, so a retry of what
-was stored is recognised, and nothing is stored twice. After a crash or an `Unknown` the successor
-claims, and the claim itself, being an entry, comes after everything the dead holder got in: what
-the counter says then is final.
+`headrace/writer/NAME` counts the entries stored; every entry *expects* the next number, so a retry
+of what was stored is recognised, and nothing is stored twice. After a crash or an `Unknown` the
+successor claims, and the claim itself, being an entry, comes after everything the dead holder got
+in: what the counter says then is final.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from headrace import errors
 from headrace.interfaces import EntryLog
 from headrace.log.transaction import Transaction
+from headrace.model.fold import OWN_COUNTERS
 from headrace.model.records import Receipt
 
 
@@ -25,8 +26,8 @@ class Writer:
         """Claim the name; made by `log.writer(name)`."""
         self._log = log
         self.name = name
-        self.counter = f"writer/{name}"
-        self.epoch_counter = f"writer/{name}/epoch"
+        self.counter = f"{OWN_COUNTERS}writer/{name}"
+        self.epoch_counter = f"{OWN_COUNTERS}epoch/{name}"
         self.epoch = self._claim()
         self.version = log.counter(self.counter)
         """How many entries this name has stored: the version of the next one."""
@@ -89,8 +90,8 @@ class WriterTransaction(Transaction):
                 expected=version,
                 found=writer.version,
             )
-        self.require(writer.epoch_counter, writer.epoch)
-        self.expect(writer.counter, writer.version)
+        self._require[writer.epoch_counter] = writer.epoch
+        self._expect[writer.counter] = writer.version
         if state is not None:
             self.put(writer.counter, state)
 

@@ -54,7 +54,7 @@ def is_widening(old: pa.DataType, new: pa.DataType) -> bool:
     return (old, new) in WIDENINGS
 
 
-def evolve(  # noqa: PLR0913 (each is one kind of change, all by name)
+def evolve(
     schema: Schema,
     *,
     add: str | pa.Schema | None = None,

@@ -28,9 +28,35 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from headrace import errors
 from headrace.model.topic import Topic
 
 Offsets = npt.NDArray[np.uint64]
+
+
+OWN_COUNTERS = "headrace/"
+"""Counters of the log itself start with this; callers cannot name them."""
+
+
+def check_counter(name: str, value: int) -> None:
+    """Refuse a condition that a caller cannot set."""
+    try:
+        fine = bool(name.encode()) and not isinstance(value, bool) and value >= 0
+    except (AttributeError, TypeError, UnicodeEncodeError):
+        fine = False
+    if not fine:
+        raise errors.BadRows(
+            f"a condition is a counter's name and a number, not {name!r}: {value!r}",
+            place="expect, require",
+            fix="expect={'orders/7': 3}",
+        )
+    if name.startswith(OWN_COUNTERS):
+        raise errors.ReservedName(
+            f"counter {name!r} belongs to Headrace",
+            place="expect, require",
+            why=f"counters that start with '{OWN_COUNTERS}' carry topics and writers",
+            fix="choose another name",
+        )
 
 
 class Counters(Protocol):

@@ -33,6 +33,7 @@ from headrace.log.embedded.live import digest_of
 from headrace.log.embedded.pieces import Pieces
 from headrace.log.embedded.recovery import read_format
 from headrace.log.embedded.system import System
+from headrace.log.embedded.witness import read_witness
 from headrace.model.fold import ControlState, verdict
 
 
@@ -104,7 +105,7 @@ class _Check:
         self.ends: dict[int, int] = {}
         self.named: set[str] = set()
         self.position = self.received = 0
-        self.done = self.total = 0
+        self.done = self.total = self.unsynced = 0
 
     def run(self) -> Report:
         newest = self._newest()
@@ -113,6 +114,7 @@ class _Check:
             last = max(n for n in self.files.numbers() if self._checkpoint(n) is not None)
             closed[last] = address_of(last, self.files.file(last)[1])
             self.total = sum(end & OFFSET_MASK for end in closed.values())
+            self.unsynced = self._known_synced(last)
             previous: int | None = 0
             for number, end in sorted(closed.items()):
                 previous = self._file(number, end, previous, last=number == last)
@@ -161,12 +163,16 @@ class _Check:
         start = address_of(number, 0)
         while start < end:
             try:
-                for record, data, at in self.files.walk(start, end, previous=previous, bodies=True):
+                walk = self.files.walk(start, end, previous=previous, bodies=True)
+                for record, data, at in walk:
+                    if last and record.end > self.unsynced and not self.files.body_intact(record):
+                        self._note_torn(record.address)
+                        return record.previous
                     self._record(record, data, at)
                     previous, start = record.checksum, record.end
             except errors.LogDamaged as damage:
                 found = next(self.files.found_after(start + 64), None)
-                if last and not self._was_synced(start):
+                if last and start >= self.unsynced:
                     self._note_torn(start)
                     break
                 self._problem(damage)
@@ -175,8 +181,11 @@ class _Check:
         self.done += end & OFFSET_MASK
         return previous
 
-    def _was_synced(self, address: int) -> bool:
-        return any(record.synced > address for record in self.files.found_after(address))
+    def _known_synced(self, last: int) -> int:
+        """The highest synced end that anything intact names: what lies above may be torn."""
+        witness = read_witness(self.system, self.report.folder, self.files.log_id)
+        found = self.files.found_after(address_of(last, 0))
+        return max([witness, *(record.synced for record in found)])
 
     def _note_torn(self, address: int) -> None:
         number, offset = place_of(address)

@@ -61,19 +61,15 @@ from headrace.log.embedded.format import (
     encode,
     place_of,
 )
-from headrace.log.embedded.format import (
-    checksum as checksum_of,
-)
 from headrace.log.embedded.live import Live, Tail
 from headrace.log.embedded.system import EVERYBODY, CrossLock, System, named, os_errors
+from headrace.log.embedded.witness import write_witness
 from headrace.model import fold
 from headrace.model.fold import ControlState
 from headrace.settings import LogSettings
 
 SPARE = "spare"
 MARKER = "poisoned"
-WITNESS = "witness"
-WITNESS_MAGIC = b"HRend\0\0\1"
 GROWTH = 4
 
 
@@ -336,30 +332,7 @@ class Journal:
                     tail._replace(end=end, checksum=checksum, entries=tail.entries + 1, marked=end)
                 )
         self.sync(end)
-        self._write_witness(end)
-
-    def _write_witness(self, end: int) -> None:
-        """Say in a second place how far the log was synced, for a newest file that gets lost."""
-        body = WITNESS_MAGIC + self.log_id + end.to_bytes(8, "little")
-        with os_errors("writing the witness", f"{self.folder}/{WITNESS}"):
-            file = self.system.open(f"{self.folder}/{WITNESS}", create=True)
-            file.pwritev([body + checksum_of(body).to_bytes(8, "little")], 0)
-            file.fdatasync()
-            file.close()
-
-    def witness(self) -> int:
-        """The synced end that the witness names; 0 if there is none, or it is not whole."""
-        try:
-            file = self.system.open(f"{self.folder}/{WITNESS}")
-        except FileNotFoundError:
-            return 0
-        data = file.pread(40, 0)
-        file.close()
-        body = data[:32]
-        whole = body[:24] == WITNESS_MAGIC + self.log_id
-        if not whole or data[32:] != checksum_of(body).to_bytes(8, "little"):
-            return 0
-        return int.from_bytes(body[24:], "little")
+        write_witness(self.system, self.folder, self.log_id, end)
 
     # -- files ------------------------------------------------------------------------------
 

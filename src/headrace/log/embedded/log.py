@@ -31,15 +31,17 @@ from headrace.log.producer import Producer
 from headrace.log.transaction import Transaction
 from headrace.log.writer import Writer
 from headrace.model.evolution import evolve
-from headrace.model.fold import CONTROL_KEYS, ControlState
+from headrace.model.fold import CONTROL_KEYS, OWN_COUNTERS, ControlState, check_counter
 from headrace.model.keys import key_tag
 from headrace.model.records import Batch, Piece, Receipt, microseconds_of
 from headrace.model.rows import opaque_schema
-from headrace.model.schema import RESERVED, Schema, schema_of
+from headrace.model.schema import RESERVED, Column, Schema, schema_of
 from headrace.model.topic import KINDS, PARTITIONS_MAX, VALUES, Topic, check_name
 from headrace.settings import DURABILITIES, LogSettings
 
 META_BYTES_MAX = 16 << 20
+TOPICS = f"{OWN_COUNTERS}topics"
+TOPIC = f"{OWN_COUNTERS}topic/"
 
 
 class EmbeddedLog:
@@ -159,7 +161,7 @@ class EmbeddedLog:
             )
             try:
                 control = {"topics": [topic.to_json()]}
-                expected = {"topics": len(topics), f"topic/{name}": 0}
+                expected = {TOPICS: len(topics), f"{TOPIC}{name}": 0}
                 self.append_entry([], control, expect=expected, require={})
             except errors.Conflict:
                 continue  # somebody made a topic meanwhile: look again
@@ -181,7 +183,7 @@ class EmbeddedLog:
             data = topic.to_json()
             data["schemas"].append(schema.to_json())
             try:
-                expected = {f"topic/{name}": len(topic.schemas)}
+                expected = {f"{TOPIC}{name}": len(topic.schemas)}
                 self.append_entry([], {"topics": [data]}, expect=expected, require={})
             except errors.Conflict:
                 continue
@@ -242,6 +244,9 @@ class EmbeddedLog:
         Ends with a receipt; or `Conflict`: a condition failed, nothing was taken; or `Unknown`: the
         outcome is not known (resolve it with `log.writer(name)`); or another error: not taken.
         """
+        for conditions in (expect or {}, require or {}):
+            for name, value in conditions.items():
+                check_counter(name, value)
         part = Part(topic, rows, headers, transactions, partition, sent_time)
         return self.append_entry(
             [part], {}, expect=expect or {}, require=require or {}, durability=durability
@@ -363,7 +368,8 @@ class EmbeddedLog:
         flags = CHANGES_CONTROL if not CONTROL_KEYS.isdisjoint(control) else 0
         if expect or require:
             flags |= HAS_CONDITIONS
-            control = {**control, **_conditions(expect, require)}
+            conditions = {"expect": dict(expect), "require": dict(require)}
+            control = {**control, **{kind: named for kind, named in conditions.items() if named}}
         if pieces:
             control = {**control, "pieces": pieces}
         if not sections and not control:
@@ -541,7 +547,7 @@ def _new_topic(
     place = f"topic '{name}'"
     if kind not in KINDS:
         raise errors.BadSchema(f"kind {kind!r} is not 'events' or 'changes'", place=place)
-    if isinstance(partitions, bool) or not 1 <= partitions <= PARTITIONS_MAX:
+    if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
         raise errors.BadSchema(
             f"{partitions} partitions: not between 1 and {PARTITIONS_MAX}", place=place
         )
@@ -568,12 +574,12 @@ def _new_topic(
 
 
 def _with_weight(schema: Schema) -> Schema:
-    fields = [pa.field(c.name, c.type, nullable=c.nullable) for c in schema.columns]
-    for name in ("_weight", "_op"):
-        if not schema.has(name):
-            reserved = RESERVED[name]
-            fields.append(pa.field(name, reserved.type, nullable=reserved.nullable))
-    return schema_of(pa.schema(fields))
+    missing = [RESERVED[name] for name in ("_weight", "_op") if not schema.has(name)]
+    added = tuple(
+        Column(number, field.name, field.type, field.nullable)
+        for number, field in enumerate(missing, schema.next_id)
+    )
+    return Schema(schema.version, schema.generation, schema.columns + added)
 
 
 def _same(found: Topic, asked: Topic) -> bool:
@@ -585,22 +591,6 @@ def _same(found: Topic, asked: Topic) -> bool:
         and found.partitions == asked.partitions
         and found.schema.arrow.equals(asked.schema.arrow)
     )
-
-
-def _conditions(expect: Mapping[str, int], require: Mapping[str, int]) -> dict[str, Any]:
-    for conditions in (expect, require):
-        for name, value in conditions.items():
-            if not name or value < 0:
-                raise errors.BadRows(
-                    f"a condition is a counter's name and a number, not {name!r}: {value!r}",
-                    fix="expect={'orders/7': 3}",
-                )
-    found: dict[str, Any] = {}
-    if expect:
-        found["expect"] = dict(expect)
-    if require:
-        found["require"] = dict(require)
-    return found
 
 
 def _offsets(sections: Sequence[SectionDraft], topics: dict[int, str]) -> dict[str, dict[int, int]]:

@@ -50,6 +50,7 @@ from headrace.model.records import (
 from headrace.model.schema import Schema
 from headrace.model.topic import Topic
 
+SMALL_PART = 16
 Start = str | int | datetime | Mapping[int, int]
 
 
@@ -105,6 +106,10 @@ class Reading:
         self._timeout = timeout
         self._closed = closed
         chosen = frozenset(partitions) if partitions is not None else None
+        for topic in topics:
+            for partition in chosen or ():
+                if not 0 <= partition < topic.partitions:
+                    raise self._bad_position(f"topic '{topic.name}' has no partition {partition}")
         self._wanted = {
             topic.id: Wanted(topic, topic.schema.version, chosen, {}) for topic in topics
         }
@@ -113,6 +118,8 @@ class Reading:
         self._skip_through = after if after is not None else 0
         self._cursor = self._place(start, after)
         self._previous: int | None = None
+        self._last_position = 0
+        self._done = False
         self._batches = self._run()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -130,10 +137,13 @@ class Reading:
     # -- the loop ---------------------------------------------------------------------------
 
     def _run(self) -> Generator[Batch, None, None]:
-        through = self._through
-        if through is not None and self._reached() >= through:
-            self._follow = False  # it is all there
-        while True:
+        through, after = self._through, self._skip_through
+        if through is not None and through <= after:
+            return
+        while not self._done:
+            if through is not None and self._follow and self._reached() >= through:
+                self._follow = False  # it is all there
+                self._limit = self._journal.live.words[shared.SYNCED]
             if self._follow:
                 self._limit = self._journal.live.words[shared.SYNCED]
             if self._cursor >= self._limit:
@@ -146,10 +156,6 @@ class Reading:
                 self._next_file()
                 continue
             yield from self._read_to(end)
-            if through is not None and self._last_position >= through:
-                return
-
-    _last_position = -1
 
     def _say_if_short(self) -> None:
         """A reading through a position that did not come within the timeout is not complete."""
@@ -229,11 +235,13 @@ class Reading:
         settings = self._journal.settings
         parts: list[Part] = []
         rows = size = 0
+        counted = b""
         through = self._through
         walk = self._files.walk(self._cursor, end, previous=self._previous, bodies=True)
         for record, data, at in walk:
             if record.kind == ENTRY:
                 if through is not None and record.position > through:
+                    self._done = True
                     break
                 if record.position <= self._skip_through:
                     self._cursor, self._previous = record.end, record.checksum
@@ -251,7 +259,7 @@ class Reading:
                     or any(self._other_version(parts, section) for section in found)
                 ):
                     yield from self._window(parts, self._last_position)
-                    parts, rows, size = [], 0, 0
+                    parts, rows, size, counted = [], 0, 0, b""
                 self._last_position = record.position
                 if large:
                     yield from self._chunks(record, found, data, at)
@@ -262,6 +270,9 @@ class Reading:
                             parts.append(part)
                             rows += section.rows
                             size += section.length
+                            if data is not counted:  # it lives as long as the rows in it
+                                counted = data
+                                size += len(data)
             self._cursor, self._previous = record.end, record.checksum
         if parts:
             yield from self._window(parts, self._last_position)
@@ -390,7 +401,10 @@ class Reading:
     def _rows(self, record: Record, section: Section, data: bytes, at: int) -> pa.Buffer:
         if section.piece == 0:
             start = at + record.body_offset + section.offset
-            buffer = pa.py_buffer(data).slice(start, section.length)
+            if section.length * SMALL_PART < len(data):  # do not keep the rest for these few
+                buffer = pa.py_buffer(data[start : start + section.length])
+            else:
+                buffer = pa.py_buffer(data).slice(start, section.length)
             path = ""
         else:
             name = record.control()["pieces"][section.piece - 1]
@@ -478,12 +492,13 @@ class Reading:
         else:
             offsets = dict(start)
             wanted.partitions = frozenset(offsets)
-        ends = self._journal.live.ends(topic.slot + topic.partitions)
+        single, stop = isinstance(start, int), topic.slot + topic.partitions
+        ends = self._journal.live.ends(stop)
         for partition, offset in offsets.items():
             if not 0 <= partition < topic.partitions:
                 raise self._bad_position(f"topic '{topic.name}' has no partition {partition}")
             end = int(ends[topic.slot + partition])
-            if not 0 <= offset <= end and not isinstance(start, int):
+            if not 0 <= offset <= (int(max(ends[topic.slot : stop])) if single else end):
                 raise self._bad_position(
                     f"partition {partition} of '{topic.name}' has offsets 0 to {end}, not {offset}"
                 )

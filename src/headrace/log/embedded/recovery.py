@@ -46,6 +46,7 @@ from headrace.log.embedded.format import (
 from headrace.log.embedded.journal import MARKER, Journal, file_range
 from headrace.log.embedded.live import Tail
 from headrace.log.embedded.system import EVERYBODY, System, os_errors
+from headrace.log.embedded.witness import read_witness
 from headrace.model.fold import ControlState
 from headrace.settings import LogSettings
 
@@ -109,7 +110,12 @@ def _make_believable(journal: Journal) -> None:
 def read_format(system: System, folder: str) -> bytes:
     """The log's id, after checking that this program can read its format."""
     path = f"{folder}/{FORMAT_FILE}"
-    file = system.open(path)
+    try:
+        file = system.open(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise errors.NotALog(
+            f"{folder} is not a log: it has no {FORMAT_FILE}", place=folder
+        ) from None
     data = file.pread(4096, 0)
     file.close()
     try:
@@ -192,9 +198,9 @@ def recover(journal: Journal) -> None:
     end = records[-1].end if records else first.end
     damaged = _damaged_checkpoint(journal, [n for n in numbers if n > newest])
     survivors = [] if damaged is not None else files.found_after(end)
-    synced = max(
-        [synced, journal.witness(), first.synced, *(r.synced for r in (*records, *survivors))]
-    )
+    witness = read_witness(journal.system, journal.folder, journal.log_id)
+    headers = (first, *records, *survivors)
+    synced = max([synced, witness, *(record.synced for record in headers)])
     if damaged is None and synced > end:
         damaged = end
     if damaged is not None:
