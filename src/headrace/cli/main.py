@@ -78,6 +78,9 @@ def run(arguments: list[str]) -> int:
     try:
         result = cli.main(arguments, prog_name="headrace", standalone_mode=False)
         return result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
     except click.ClickException as error:
         return fail(as_usage(error), 2)
     except HeadraceError as error:

@@ -1,10 +1,11 @@
 """A producer: single rows in, batched entries out, in the background, with bounded memory.
 
-Rows wait in a list until the thread takes all of them as one entry. While an entry is on its way to
-the disk the next ones gather, so batches grow with the load and a lone row waits for nothing but
-the sync. Bounded: `send` waits for room, and after `timeout_seconds` raises `ProducerFull`.
+Rows wait in a list until the thread takes as many as fit into one entry. While an entry is on its
+way to the disk the next rows gather, so batches grow with the load and a lone row waits for nothing
+but the sync. Bounded in rows and bytes: `send` waits for room, and after `timeout_seconds` raises
+`ProducerFull`.
 
-With a writer's name every entry is stored once, and a producer whose name was claimed by another is
+Over a writer (`log.producer(topic, writer="name")`) every entry is stored once, and a producer whose name was claimed by another is
 fenced. An entry that failed is not dropped: the error is raised by the next `send`, `flush` or
 `close`, and the rows it could not store are in `unsent`.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from headrace import errors
 from headrace.model.records import Receipt
@@ -23,8 +24,14 @@ from headrace.model.records import Receipt
 class Appender(Protocol):
     """A log or a writer."""
 
-    def append(self, topic: str, rows: Any) -> Receipt:
+    def append(self, topic: str, rows: Any, *, headers: Any = None) -> Receipt:
         """Append rows as one entry."""
+
+
+class _Waiting(NamedTuple):
+    row: Mapping[str, Any]
+    headers: Mapping[str, bytes | str] | None
+    bytes: int
 
 
 class Producer:
@@ -36,10 +43,14 @@ class Producer:
         topic: str,
         *,
         rows_max: int = 10_000,
+        bytes_max: int = 64 << 20,
         batch_rows_max: int = 1_000,
         timeout_seconds: float = 30.0,
     ) -> None:
-        """`rows_max` rows wait at the most; an entry holds up to `batch_rows_max`."""
+        """At most `rows_max` rows of about `bytes_max` bytes wait or are on their way.
+
+        An entry holds up to `batch_rows_max` of them. A single row above `bytes_max` goes alone.
+        """
         if not 0 < batch_rows_max <= rows_max:
             raise errors.BadSetting(
                 "batch_rows_max must be above 0 and not above rows_max", place="batch_rows_max"
@@ -47,11 +58,13 @@ class Producer:
         self._appender = appender
         self._topic = topic
         self._rows_max = rows_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
         self._batch_rows_max = batch_rows_max
         self._timeout = timeout_seconds
         self._change = threading.Condition()
-        self._waiting: list[Mapping[str, Any]] = []
-        self._sending: list[Mapping[str, Any]] = []
+        self._waiting: list[_Waiting] = []
+        self._sending: list[_Waiting] = []
         self._closed = False
         self._problem: BaseException | None = None
         self.receipt: Receipt | None = None
@@ -60,22 +73,27 @@ class Producer:
         self._thread = threading.Thread(target=self._run, name=f"producer-{topic}", daemon=True)
         self._thread.start()
 
-    def send(self, row: Mapping[str, Any]) -> None:
+    def send(
+        self, row: Mapping[str, Any], *, headers: Mapping[str, bytes | str] | None = None
+    ) -> None:
         """Hand a row over; waits while the buffer is full."""
+        size = _size(row) + _size(headers)
         with self._change:
             self._raise_problem()
             if self._closed:
                 raise errors.LogClosed("the producer is closed", place=f"topic '{self._topic}'")
             room = self._change.wait_for(
-                lambda: self._problem is not None or self._held() < self._rows_max, self._timeout
+                lambda: self._problem is not None or self._has_room(size), self._timeout
             )
             self._raise_problem()
             if not room:
                 raise errors.ProducerFull(
-                    f"{self._rows_max} rows wait, and none was stored within {self._timeout:g} s",
+                    f"{self._held()} rows of {self._bytes} bytes wait, and none was stored"
+                    f" within {self._timeout:g} s",
                     place=f"topic '{self._topic}'",
                 )
-            self._waiting.append(row)
+            self._waiting.append(_Waiting(row, headers, size))
+            self._bytes += size
             self._change.notify_all()
 
     def flush(self, timeout: float | None = None) -> Receipt | None:
@@ -104,7 +122,7 @@ class Producer:
     def unsent(self) -> list[Mapping[str, Any]]:
         """Rows handed over and not stored (after an `Unknown`, the first may be stored)."""
         with self._change:
-            return [*self._sending, *self._waiting]
+            return [waiting.row for waiting in (*self._sending, *self._waiting)]
 
     def __enter__(self) -> Producer:
         """For `with`."""
@@ -122,6 +140,11 @@ class Producer:
     def _held(self) -> int:
         return len(self._waiting) + len(self._sending)
 
+    def _has_room(self, size: int) -> bool:
+        if not self._held():
+            return True
+        return self._held() < self._rows_max and self._bytes + size <= self._bytes_max
+
     def _raise_problem(self) -> None:
         if self._problem is not None:
             raise self._problem
@@ -135,7 +158,7 @@ class Producer:
                 self._sending = self._waiting[: self._batch_rows_max]
                 del self._waiting[: self._batch_rows_max]
             try:
-                receipt = self._appender.append(self._topic, self._sending)
+                receipt = self._append(self._sending)
             except Exception as problem:  # noqa: BLE001 (raised again in the caller's thread)
                 with self._change:
                     self._problem = problem
@@ -144,5 +167,24 @@ class Producer:
             with self._change:
                 self.receipt = receipt
                 self.sent_total += len(self._sending)
+                self._bytes -= sum(waiting.bytes for waiting in self._sending)
                 self._sending = []
                 self._change.notify_all()
+
+    def _append(self, sending: list[_Waiting]) -> Receipt:
+        rows = [waiting.row for waiting in sending]
+        if all(waiting.headers is None for waiting in sending):
+            return self._appender.append(self._topic, rows)
+        headers = [waiting.headers for waiting in sending]
+        return self._appender.append(self._topic, rows, headers=headers)
+
+
+def _size(value: object) -> int:
+    """About how much memory a row takes."""
+    if isinstance(value, str | bytes | bytearray):
+        return 50 + len(value)
+    if isinstance(value, Mapping):
+        return 100 + sum(_size(inner) for inner in value.values())
+    if isinstance(value, list | tuple):
+        return 60 + sum(_size(inner) for inner in value)
+    return 32

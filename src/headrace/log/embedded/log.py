@@ -278,9 +278,13 @@ class EmbeddedLog:
         """Claim a writer's name: fences older holders, knows how many entries it has stored."""
         return Writer(self, name)
 
-    def producer(self, topic: str, **settings: Any) -> Producer:
-        """A producer that batches single rows in the background, with bounded memory."""
-        return Producer(self, topic, **settings)
+    def producer(self, topic: str, *, writer: str | None = None, **settings: Any) -> Producer:
+        """A producer that batches single rows in the background, with bounded memory.
+
+        With `writer`, the name of a writer: stored once however often retried, and fenced.
+        """
+        self.topic(topic)
+        return Producer(self if writer is None else self.writer(writer), topic, **settings)
 
     def append_entry(
         self,

@@ -1,0 +1,101 @@
+"""``./run test``: format, lint, types, layers, all tests; then what was skipped and why.
+
+Every step runs, also after one failed; the exit code is 1 if any did. Arguments go to pytest.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools import system
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = [
+    name for name in ("src", "tests", "benchmarks", "tools", "examples") if (ROOT / name).is_dir()
+]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One check: its name, the command, and whether its output is worth seeing when it passes."""
+
+    name: str
+    command: list[str]
+    talks: bool = False
+
+
+def steps(report: Path, pytest_arguments: list[str]) -> list[Step]:
+    pytest = ["pytest", "-q", "-n", "2", f"--junit-xml={report}", *pytest_arguments]
+    return [
+        Step("format", ["ruff", "format", "--check", *FOLDERS]),
+        Step("lint", ["ruff", "check", "--quiet", *FOLDERS]),
+        Step("types", ["mypy", *FOLDERS]),
+        Step("layers", ["lint-imports"]),
+        Step("tests", pytest, talks=True),
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    unavailable = system.provide()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "junit.xml"
+        failed = [step.name for step in steps(report, arguments) if not passes(step)]
+        counts, skipped = read_report(report)
+    summarise(failed, unavailable, skipped)
+    print(", ".join(f"{number} {what}" for what, number in counts.items()))
+    return 1 if failed else 0
+
+
+def passes(step: Step) -> bool:
+    """Run one step and say how it went."""
+    if step.talks:
+        print(f"---- {step.name}", flush=True)
+    started = time.monotonic()
+    done = subprocess.run(
+        step.command, cwd=ROOT, check=False, text=True, capture_output=not step.talks
+    )
+    verdict = "ok" if done.returncode == 0 else "FAILED"
+    print(f"---- {step.name}: {verdict} ({time.monotonic() - started:.1f} s)", flush=True)
+    if done.returncode != 0 and not step.talks:
+        print(f"{done.stdout}{done.stderr}".rstrip(), flush=True)
+    return done.returncode == 0
+
+
+def read_report(report: Path) -> tuple[dict[str, int], Counter[str]]:
+    """Read how many tests passed, failed and were skipped, and the reasons of those skipped."""
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    skipped: Counter[str] = Counter()
+    cases = ET.parse(report).getroot().iter("testcase") if report.exists() else iter(())
+    for case in cases:
+        skip = case.find("skipped")
+        if skip is not None:
+            counts["skipped"] += 1
+            where = f"{case.get('classname')}::{case.get('name', '').partition('[')[0]}"
+            skipped[f"{where}: {skip.get('message') or 'no reason given'}"] += 1
+        elif case.find("failure") is not None or case.find("error") is not None:
+            counts["failed"] += 1
+        else:
+            counts["passed"] += 1
+    return counts, skipped
+
+
+def summarise(failed: list[str], unavailable: list[str], skipped: Counter[str]) -> None:
+    print("\n==== summary")
+    for line in unavailable:
+        print(f"not available: {line}")
+    for reason, times in sorted(skipped.items()):
+        print(f"skipped: {reason}{f' ({times} times)' if times > 1 else ''}")
+    if not unavailable and not skipped:
+        print("nothing was skipped")
+    print(f"failed: {', '.join(failed)}" if failed else "all steps passed")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
