@@ -5,9 +5,9 @@ way to the disk the next rows gather, so batches grow with the load and a lone r
 but the sync. Bounded in rows and bytes: `send` waits for room, and after `timeout_seconds` raises
 `ProducerFull`.
 
-Over a writer (`log.producer(topic, writer="name")`) every entry is stored once, and a producer whose
-name was claimed by another is fenced. An entry that failed is not dropped: the error is raised by
-the next `send`, `flush` or `close`, and the rows it could not store are in `unsent`.
+Over a writer (`log.producer(topic, writer="name")`) every entry is stored once, and a producer
+whose name was claimed by another is fenced. An entry that failed is not dropped: the error is
+raised by the next `send`, `flush` or `close`, and the rows it could not store are in `unsent`.
 """
 
 from __future__ import annotations

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from headrace import errors
-from headrace.model.schema import Schema
+from headrace.model.keys import key_tag
+from headrace.model.rows import opaque_schema
+from headrace.model.schema import RESERVED, Column, Schema, schema_of
 
 KINDS = ("events", "changes")
 VALUES = ("columns", "bytes", "json", "text")
@@ -72,3 +77,63 @@ def check_name(name: str) -> None:
     """Refuse a topic name that could not be a file, an URL part and a Kafka topic."""
     if not _NAME.fullmatch(name) or name in (".", ".."):
         raise errors.BadTopicName(f"{name!r} cannot be the name of a topic", place=str(name))
+
+
+def define(
+    name: str,
+    spec: str | pa.Schema,
+    key: str | Sequence[str],
+    event_time: str | None,
+    partitions: int,
+    kind: str,
+) -> Topic:
+    """A topic as asked for, checked, without its place in the log: id and slot are 0."""
+    check_name(name)
+    place = f"topic '{name}'"
+    if kind not in KINDS:
+        raise errors.BadSchema(f"kind {kind!r} is not 'events' or 'changes'", place=place)
+    if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
+        raise errors.BadSchema(
+            f"{partitions} partitions: not between 1 and {PARTITIONS_MAX}", place=place
+        )
+    keys = (key,) if isinstance(key, str) else tuple(key)
+    if isinstance(spec, str) and spec in VALUES[1:]:
+        if keys or event_time or kind == "changes":
+            raise errors.BadSchema(
+                f"a topic of opaque {spec} has the columns key and value",
+                place=place,
+                fix="leave key, event_time and kind out, or give it typed columns",
+            )
+        schema = schema_of(opaque_schema(spec))
+        return Topic(0, name, kind, spec, ("key",), None, partitions, 0, (schema,))
+    schema = schema_of(spec)
+    if kind == "changes":
+        schema = _with_weight(schema)
+    for column in keys:
+        key_tag(schema.column(column).type, column)
+    if len(set(keys)) != len(keys):
+        raise errors.BadSchema("a key column comes twice", place=place)
+    if event_time is not None and not pa.types.is_timestamp(schema.column(event_time).type):
+        raise errors.BadSchema(f"event_time '{event_time}' is not a timestamp column", place=place)
+    return Topic(0, name, kind, "columns", keys, event_time, partitions, 0, (schema,))
+
+
+def _with_weight(schema: Schema) -> Schema:
+    missing = [RESERVED[name] for name in ("_weight", "_op") if not schema.has(name)]
+    added = tuple(
+        Column(number, field.name, field.type, field.nullable)
+        for number, field in enumerate(missing, schema.next_id)
+    )
+    return Schema(schema.version, schema.generation, schema.columns + added)
+
+
+def same_definition(found: Topic, asked: Topic) -> bool:
+    """Whether two topics are the same but for their place and their older versions."""
+    return (
+        found.kind == asked.kind
+        and found.value == asked.value
+        and found.key == asked.key
+        and found.event_time == asked.event_time
+        and found.partitions == asked.partitions
+        and found.schema.arrow.equals(asked.schema.arrow)
+    )

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from headrace import errors
-from headrace.log.embedded.format import checksum
-from headrace.log.embedded.live import SLOT, Live, Slots
+from headrace.log.embedded.format import Record, checksum, place_of
+from headrace.log.embedded.live import SLOT, Live, Slots, Tail
 from headrace.log.embedded.system import System
 from headrace.model.fold import ControlState
 
@@ -80,6 +80,38 @@ class Checkpoint:
             files=[FileRange(**file) for file in data["files"]],
             catalog=data["catalog"],
         )
+
+
+def file_range(
+    number: int,
+    end: int,
+    first: Record,
+    tail: Tail,
+    before: Checkpoint,
+    ends: list[int],
+    control: ControlState,
+    cut: str = "",
+) -> FileRange:
+    """What the next checkpoint says of a file that is closed now."""
+    known = len(before.ends)
+    topics = [
+        topic.id
+        for topic in control.topics.values()
+        if any(
+            ends[slot] != (before.ends[slot] if slot < known else 0)
+            for slot in range(topic.slot, topic.slot + topic.partitions)
+        )
+    ]
+    return FileRange(
+        number=number,
+        end=place_of(end)[1],
+        after=first.position,
+        through=tail.position,
+        time_first=first.received,
+        time_last=tail.received,
+        topics=topics,
+        cut=cut,
+    )
 
 
 class CounterRuns:

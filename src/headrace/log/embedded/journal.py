@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 
 from headrace import errors
 from headrace.log.embedded import live as shared
-from headrace.log.embedded.checkpoint import Checkpoint, CounterRuns, FileRange
+from headrace.log.embedded.checkpoint import Checkpoint, CounterRuns, FileRange, file_range
 from headrace.log.embedded.files import JournalFiles
 from headrace.log.embedded.format import (
     CHANGES_CONTROL,
@@ -62,7 +62,8 @@ from headrace.log.embedded.format import (
     place_of,
 )
 from headrace.log.embedded.live import Live, Tail
-from headrace.log.embedded.system import EVERYBODY, CrossLock, System, named, os_errors
+from headrace.log.embedded.locks import CrossLock
+from headrace.log.embedded.system import EVERYBODY, System, named, os_errors
 from headrace.log.embedded.witness import write_witness
 from headrace.model import fold
 from headrace.model.fold import ControlState
@@ -516,35 +517,3 @@ class Journal:
 
 
 ROLL_BYTES = HEADER_BYTES
-
-
-def file_range(
-    number: int,
-    end: int,
-    first: Record,
-    tail: Tail,
-    before: Checkpoint,
-    ends: list[int],
-    control: ControlState,
-    cut: str = "",
-) -> FileRange:
-    """What the next checkpoint says of a file that is closed now."""
-    known = len(before.ends)
-    topics = [
-        topic.id
-        for topic in control.topics.values()
-        if any(
-            ends[slot] != (before.ends[slot] if slot < known else 0)
-            for slot in range(topic.slot, topic.slot + topic.partitions)
-        )
-    ]
-    return FileRange(
-        number=number,
-        end=place_of(end)[1],
-        after=first.position,
-        through=tail.position,
-        time_first=first.received,
-        time_last=tail.received,
-        topics=topics,
-        cut=cut,
-    )

@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -14,32 +15,24 @@ import pyarrow as pa
 from headrace import errors
 from headrace.interfaces import Part
 from headrace.log.embedded import live as shared
-from headrace.log.embedded.format import (
-    CHANGES_CONTROL,
-    HAS_CONDITIONS,
-    Draft,
-    SectionDraft,
-)
+from headrace.log.embedded.drafting import Drafter, first_offsets
 from headrace.log.embedded.housekeeping import Housekeeper
 from headrace.log.embedded.journal import Journal, Taken
 from headrace.log.embedded.packing import HeadersOfRows, Packer
 from headrace.log.embedded.pieces import Pieces, chunked
-from headrace.log.embedded.reader import Reading, Start
+from headrace.log.embedded.places import Start
+from headrace.log.embedded.reader import Reading
 from headrace.log.embedded.recovery import open_journal
 from headrace.log.embedded.system import OsSystem, System
 from headrace.log.producer import Producer
 from headrace.log.transaction import Transaction
 from headrace.log.writer import Writer
 from headrace.model.evolution import evolve
-from headrace.model.fold import CONTROL_KEYS, OWN_COUNTERS, ControlState, check_counter
-from headrace.model.keys import key_tag
-from headrace.model.records import Batch, Piece, Receipt, microseconds_of
-from headrace.model.rows import opaque_schema
-from headrace.model.schema import RESERVED, Column, Schema, schema_of
-from headrace.model.topic import KINDS, PARTITIONS_MAX, VALUES, Topic, check_name
+from headrace.model.fold import OWN_COUNTERS, ControlState, check_counter
+from headrace.model.records import Batch, Piece, Receipt
+from headrace.model.topic import Topic, define, same_definition
 from headrace.settings import DURABILITIES, LogSettings
 
-META_BYTES_MAX = 16 << 20
 TOPICS = f"{OWN_COUNTERS}topics"
 TOPIC = f"{OWN_COUNTERS}topic/"
 
@@ -69,6 +62,7 @@ class EmbeddedLog:
     def _open(self, *, create: bool) -> Journal:
         journal = open_journal(self._system, self.path, self.settings, create=create)
         self._pieces = Pieces(self._system, self.path, journal.log_id)
+        self._drafter = Drafter(self._system, self.settings, self._pieces, self._packer)
         self._keeper = Housekeeper(journal, self.settings)
         self._finalizer = weakref.finalize(self, _close, journal, self._keeper)
         self._journal = journal
@@ -136,29 +130,19 @@ class EmbeddedLog:
         partition, for ever. `kind="changes"` adds `_weight` (+1 or -1, default +1) and `_op`.
         With `exist_ok` an equal topic that is already there is given back.
         """
-        asked = _new_topic(name, schema, key, event_time, partitions, kind)
+        asked = define(name, schema, key, event_time, partitions, kind)
         while True:
             topics = self._control().topics
             found = topics.get(name)
             if found is not None:
-                if exist_ok and _same(found, asked):
+                if exist_ok and same_definition(found, asked):
                     return found
                 raise errors.TopicExists(
                     f"topic '{name}' exists" + ("" if not exist_ok else " and differs"),
                     place=self.path,
                 )
             slot = max((topic.slot + topic.partitions for topic in topics.values()), default=0)
-            topic = Topic(
-                id=len(topics) + 1,
-                name=name,
-                kind=asked.kind,
-                value=asked.value,
-                key=asked.key,
-                event_time=asked.event_time,
-                partitions=asked.partitions,
-                slot=slot,
-                schemas=asked.schemas,
-            )
+            topic = replace(asked, id=len(topics) + 1, slot=slot)
             try:
                 control = {"topics": [topic.to_json()]}
                 expected = {TOPICS: len(topics), f"{TOPIC}{name}": 0}
@@ -300,7 +284,7 @@ class EmbeddedLog:
         while True:
             journal = self.journal
             catalog = journal.catalog
-            draft, topics = self._draft(parts, dict(control), expect, require)
+            draft, topics = self._drafter.draft(parts, dict(control), expect, require)
             if draft is None:
                 return Receipt(self.position, 0, self._system.now_us())
             try:
@@ -316,7 +300,7 @@ class EmbeddedLog:
             journal.refresh_control()  # the topics changed meanwhile: look again
         self._make_durable(journal, taken, durability)
         rows = sum(section.rows for section in draft.sections)
-        return Receipt(taken.position, rows, taken.received, _offsets(draft.sections, topics))
+        return Receipt(taken.position, rows, taken.received, first_offsets(draft.sections, topics))
 
     def check_part(self, part: Part) -> None:
         """Take the rows of a part in, raising what is wrong with them; nothing is written."""
@@ -346,79 +330,6 @@ class EmbeddedLog:
                 place="durability",
             )
         return durability
-
-    def _draft(
-        self,
-        parts: Sequence[Part],
-        control: dict[str, Any],
-        expect: Mapping[str, int],
-        require: Mapping[str, int],
-    ) -> tuple[Draft | None, dict[int, str]]:
-        sections: list[SectionDraft] = []
-        pieces: list[str] = []
-        topics: dict[int, str] = {}
-        inline = 0
-        for part in parts:
-            packer = self._packer(part.topic)
-            topics[packer.topic.id] = part.topic
-            for staged in self._staged(packer, part, inline):
-                if isinstance(staged, Piece):
-                    pieces.append(staged.name)
-                    sections.extend(self._pieces.sections(packer.topic, staged, len(pieces)))
-                elif staged.rows:
-                    assert staged.body is not None
-                    inline += staged.body.size
-                    sections.append(staged)
-        flags = CHANGES_CONTROL if not CONTROL_KEYS.isdisjoint(control) else 0
-        if expect or require:
-            flags |= HAS_CONDITIONS
-            conditions = {"expect": dict(expect), "require": dict(require)}
-            control = {**control, **{kind: named for kind, named in conditions.items() if named}}
-        if pieces:
-            control = {**control, "pieces": pieces}
-        if not sections and not control:
-            return None, topics
-        draft = Draft(sections=sections, control=control, flags=flags).seal()
-        self._check_size(draft)
-        return draft, topics
-
-    def _staged(self, packer: Packer, part: Part, inline: int) -> Iterator[SectionDraft | Piece]:
-        """A part as a section, or as pieces when it is large or was staged before."""
-        rows = part.rows
-        if isinstance(rows, Piece):
-            rows = [rows]
-        if isinstance(rows, list) and rows and isinstance(rows[0], Piece):
-            yield from rows
-            return
-        batch = part.batch(packer.arrow, packer.batch)
-        size = pa.ipc.get_record_batch_size(batch)
-        if size > self.settings.append_bytes_max:
-            raise errors.BatchTooLarge(
-                f"{size} bytes in one append, above {self.settings.append_bytes_max}",
-                place=packer.place,
-                fix="stage the rows in several pieces (log.stage) and append these as one entry",
-            )
-        sent = microseconds_of(part.sent_time) if part.sent_time else self._system.now_us()
-        packing: dict[str, Any] = {"sent_time": sent, "partition": part.partition}
-        if part.headers is not None:
-            packing["headers"] = packer.headers(part.headers, batch.num_rows)
-        if part.transactions is not None:
-            packing["transactions"] = packer.transactions(part.transactions, batch.num_rows)
-        if inline + size > self.settings.inline_bytes_max:
-            drafts = chunked(packer, [batch], self.settings.chunk_bytes, **packing)
-            piece = self._pieces.write(packer.topic, drafts, sent)
-            part.rows = part.staged = [piece]  # a second try must not stage it again
-            yield piece
-        else:
-            yield packer.pack(batch, **packing)
-
-    def _check_size(self, draft: Draft) -> None:
-        if draft.meta_length > META_BYTES_MAX:
-            raise errors.BatchTooLarge(
-                f"the entry's control part has {draft.meta_length} bytes",
-                place=self.path,
-                fix="put fewer topics, pieces, counters or values into one entry",
-            )
 
     # -- read -------------------------------------------------------------------------------
 
@@ -536,73 +447,6 @@ class EmbeddedLog:
         """What the timer does after a quiet second: sync, mark, make the next file."""
         self.journal.mark()
         self.journal.prepare()
-
-
-def _new_topic(
-    name: str,
-    spec: str | pa.Schema,
-    key: str | Sequence[str],
-    event_time: str | None,
-    partitions: int,
-    kind: str,
-) -> Topic:
-    """A topic as asked for, checked, without its place in the log."""
-    check_name(name)
-    place = f"topic '{name}'"
-    if kind not in KINDS:
-        raise errors.BadSchema(f"kind {kind!r} is not 'events' or 'changes'", place=place)
-    if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
-        raise errors.BadSchema(
-            f"{partitions} partitions: not between 1 and {PARTITIONS_MAX}", place=place
-        )
-    keys = (key,) if isinstance(key, str) else tuple(key)
-    if isinstance(spec, str) and spec in VALUES[1:]:
-        if keys or event_time or kind == "changes":
-            raise errors.BadSchema(
-                f"a topic of opaque {spec} has the columns key and value",
-                place=place,
-                fix="leave key, event_time and kind out, or give it typed columns",
-            )
-        schema = schema_of(opaque_schema(spec))
-        return Topic(0, name, kind, spec, ("key",), None, partitions, 0, (schema,))
-    schema = schema_of(spec)
-    if kind == "changes":
-        schema = _with_weight(schema)
-    for column in keys:
-        key_tag(schema.column(column).type, column)
-    if len(set(keys)) != len(keys):
-        raise errors.BadSchema("a key column comes twice", place=place)
-    if event_time is not None and not pa.types.is_timestamp(schema.column(event_time).type):
-        raise errors.BadSchema(f"event_time '{event_time}' is not a timestamp column", place=place)
-    return Topic(0, name, kind, "columns", keys, event_time, partitions, 0, (schema,))
-
-
-def _with_weight(schema: Schema) -> Schema:
-    missing = [RESERVED[name] for name in ("_weight", "_op") if not schema.has(name)]
-    added = tuple(
-        Column(number, field.name, field.type, field.nullable)
-        for number, field in enumerate(missing, schema.next_id)
-    )
-    return Schema(schema.version, schema.generation, schema.columns + added)
-
-
-def _same(found: Topic, asked: Topic) -> bool:
-    return (
-        found.kind == asked.kind
-        and found.value == asked.value
-        and found.key == asked.key
-        and found.event_time == asked.event_time
-        and found.partitions == asked.partitions
-        and found.schema.arrow.equals(asked.schema.arrow)
-    )
-
-
-def _offsets(sections: Sequence[SectionDraft], topics: dict[int, str]) -> dict[str, dict[int, int]]:
-    result: dict[str, dict[int, int]] = {}
-    for section in sections:
-        known = result.get(topics[section.topic], {})
-        result[topics[section.topic]] = section.first_offsets() | known
-    return result
 
 
 def _close(journal: Journal, keeper: Housekeeper) -> None:

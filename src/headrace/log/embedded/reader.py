@@ -5,16 +5,13 @@ and handed out as one batch per topic; an entry with staged chunks is handed out
 memory is bounded by the window and one chunk, whatever the log holds. Every batch of a window has
 the position of the window's last entry, and the last batch of it is `last`.
 
-A place to start is found without an index: the checkpoint at the start of each journal file names
-the partition ends there, and the newest one names the position and time range of every older file;
-within the file the headers are walked. Files in which a topic has no rows are skipped.
-
-Waiting is on the word that changes with every sync; nothing polls.
+Files in which no topic wanted has rows are skipped. Waiting is on the word that changes with every
+sync; nothing polls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -24,7 +21,6 @@ import pyarrow as pa
 
 from headrace import errors
 from headrace.log.embedded import live as shared
-from headrace.log.embedded.checkpoint import Checkpoint
 from headrace.log.embedded.format import (
     ENTRY,
     WITH_HEADERS,
@@ -38,6 +34,7 @@ from headrace.log.embedded.format import (
 from headrace.log.embedded.journal import Journal
 from headrace.log.embedded.packing import storage_schema
 from headrace.log.embedded.pieces import Pieces
+from headrace.log.embedded.places import Places, Start
 from headrace.model.evolution import upgrade
 from headrace.model.records import (
     HEADERS,
@@ -45,13 +42,11 @@ from headrace.model.records import (
     TRANSACTION_COLUMN,
     Batch,
     Span,
-    microseconds_of,
 )
 from headrace.model.schema import Schema
 from headrace.model.topic import Topic
 
 SMALL_PART = 16
-Start = str | int | datetime | Mapping[int, int]
 
 
 @dataclass(slots=True)
@@ -105,16 +100,14 @@ class Reading:
         self._follow = follow or through is not None
         self._timeout = timeout
         self._closed = closed
+        self._places = Places(journal)
+        self._limit = self._places.limit
         chosen = frozenset(partitions) if partitions is not None else None
         for topic in topics:
-            for partition in chosen or ():
-                if not 0 <= partition < topic.partitions:
-                    raise self._bad_position(f"topic '{topic.name}' has no partition {partition}")
+            self._places.check_partitions(topic, chosen or frozenset())
         self._wanted = {
             topic.id: Wanted(topic, topic.schema.version, chosen, {}) for topic in topics
         }
-        journal.refresh_control()
-        self._limit = journal.live.words[shared.SYNCED]
         self._skip_through = after if after is not None else 0
         self._cursor = self._place(start, after)
         self._previous: int | None = None
@@ -134,6 +127,29 @@ class Reading:
         """End the reading."""
         self._batches.close()
 
+    def _place(self, start: Start, after: int | None) -> int:
+        if after is not None:
+            return self._places.after(after)
+        if start == "earliest":
+            return self._places.first()
+        if start == "latest":
+            return self._limit
+        if isinstance(start, datetime):
+            return self._places.at(start)
+        if isinstance(start, bool | str):
+            raise self._places.bad(f"{start!r} is not a place to start")
+        if len(self._wanted) != 1:
+            raise self._places.bad("a start by offset needs one topic")
+        (wanted,) = self._wanted.values()
+        self._places.check_offsets(wanted.topic, start)
+        if isinstance(start, int):
+            chosen = wanted.partitions if wanted.partitions is not None else None
+            wanted.offsets = dict.fromkeys(chosen or range(wanted.topic.partitions), start)
+        else:
+            wanted.offsets = dict(start)
+            wanted.partitions = frozenset(start)
+        return self._places.of_offsets(wanted.topic, wanted.offsets)
+
     # -- the loop ---------------------------------------------------------------------------
 
     def _run(self) -> Generator[Batch, None, None]:
@@ -141,7 +157,7 @@ class Reading:
         if through is not None and through <= after:
             return
         while not self._done:
-            if through is not None and self._follow and self._reached() >= through:
+            if through is not None and self._follow and self._places.reached >= through:
                 self._follow = False  # it is all there
                 self._limit = self._journal.live.words[shared.SYNCED]
             if self._follow:
@@ -163,13 +179,10 @@ class Reading:
         if self._follow and through is not None and not self._closed():
             raise errors.WaitTimeout(
                 f"position {through} not reached within {self._timeout:g} s;"
-                f" the log is at {self._reached()}",
+                f" the log is at {self._places.reached}",
                 place=self._journal.folder,
-                position=self._reached(),
+                position=self._places.reached,
             )
-
-    def _reached(self) -> int:
-        return self._journal.live.words[shared.SYNCED_POSITION]
 
     def _wait(self) -> bool:
         """Sleep until there is more; False when the timeout passed or the log was closed."""
@@ -197,18 +210,7 @@ class Reading:
         for closed in self._closed_files(number):
             if closed.number == number:
                 return address_of(number, closed.end)
-        return self._last_intact(number)
-
-    def _last_intact(self, number: int) -> int:
-        """The end of a file that no checkpoint names, because the one after it is damaged."""
-        end = address_of(number, 0)
-        try:
-            for record, _, _ in self._files.walk(end, address_of(number + 1, 0) - 1):
-                end = record.end
-        except errors.LogDamaged:
-            if not self._journal.live.words[shared.DAMAGED]:
-                raise
-        return end
+        return self._places.last_intact(number)
 
     def _closed_files(self, number: int) -> list[Any]:
         files = self._journal.closed_files
@@ -415,111 +417,6 @@ class Reading:
         if checksum(buffer) != section.checksum:
             raise self._files.rows_damage(record, section, path)
         return buffer
-
-    # -- where to start ---------------------------------------------------------------------
-
-    def _place(self, start: Start, after: int | None) -> int:
-        if after is not None:
-            if after <= self._journal.since:
-                return self._first()
-            reached = self._reached()
-            if after > reached:
-                raise self._bad_position(f"position {after} is not in the log yet")
-            if after == reached:
-                return self._limit
-            return self._seek(
-                lambda file: file.through > after, lambda record: record.position > after
-            )
-        if start == "earliest":
-            return self._first()
-        if start == "latest":
-            return self._limit
-        if isinstance(start, datetime):
-            time = microseconds_of(start)
-            return self._seek(
-                lambda file: file.time_last >= time, lambda record: record.received >= time
-            )
-        if isinstance(start, int | Mapping) and not isinstance(start, bool):
-            return self._place_of_offsets(start)
-        raise self._bad_position(f"{start!r} is not a place to start")
-
-    def _bad_position(self, fact: str) -> errors.BadPosition:
-        return errors.BadPosition(
-            fact,
-            place=self._journal.folder,
-            why=f"the log holds positions {self._journal.since} to {self._reached()}",
-            since=self._journal.since,
-            upper=self._reached(),
-        )
-
-    def _first(self) -> int:
-        files = self._journal.closed_files
-        number = files[0].number if files else place_of(self._limit)[0]
-        return address_of(number, 0)
-
-    def _seek(
-        self, file_wanted: Callable[[Any], bool], record_wanted: Callable[[Record], bool]
-    ) -> int:
-        """The address of the first entry wanted, or the end; damage on the way is stepped over."""
-        newest, _ = place_of(self._limit)
-        files = self._journal.closed_files
-        ends = [address_of(f.number, f.end) for f in files if f.number < newest and file_wanted(f)]
-        if self._journal.live.words[shared.DAMAGED]:
-            known = files[-1].number if files else 0
-            lost = [n for n in self._files.numbers() if known < n < newest]
-            ends += [self._last_intact(number) for number in lost]
-        for end in [*ends, self._limit]:
-            start = address_of(place_of(end)[0], 0)
-            while start < end:
-                try:
-                    for record, _, _ in self._files.walk(start, end):
-                        start = record.end
-                        if record.kind == ENTRY and record_wanted(record):
-                            return record.address
-                except errors.LogDamaged:
-                    found = next(self._files.found_after(start + 64), None)
-                    start = found.address if found is not None else end
-        return self._limit
-
-    def _place_of_offsets(self, start: int | Mapping[int, int]) -> int:
-        if len(self._wanted) != 1:
-            raise self._bad_position("a start by offset needs one topic")
-        (wanted,) = self._wanted.values()
-        topic = wanted.topic
-        if isinstance(start, int):
-            chosen = wanted.partitions if wanted.partitions is not None else range(topic.partitions)
-            offsets = dict.fromkeys(chosen, start)
-        else:
-            offsets = dict(start)
-            wanted.partitions = frozenset(offsets)
-        single, stop = isinstance(start, int), topic.slot + topic.partitions
-        ends = self._journal.live.ends(stop)
-        for partition, offset in offsets.items():
-            if not 0 <= partition < topic.partitions:
-                raise self._bad_position(f"topic '{topic.name}' has no partition {partition}")
-            end = int(ends[topic.slot + partition])
-            if not 0 <= offset <= (int(max(ends[topic.slot : stop])) if single else end):
-                raise self._bad_position(
-                    f"partition {partition} of '{topic.name}' has offsets 0 to {end}, not {offset}"
-                )
-        wanted.offsets = offsets
-        files = [f.number for f in self._journal.closed_files] + [place_of(self._limit)[0]]
-        low, high = 0, len(files) - 1
-        while low < high:  # the last file that begins at or before all the offsets
-            middle = (low + high + 1) // 2
-            record = self._files.record(address_of(files[middle], 0))
-            if record is None:
-                raise self._files.damage(address_of(files[middle], 0))
-            known = Checkpoint.from_json(record.control()).ends
-            begins = [
-                known[topic.slot + partition] if topic.slot + partition < len(known) else 0
-                for partition in offsets
-            ]
-            if all(b <= o for b, o in zip(begins, offsets.values(), strict=True)):
-                low = middle
-            else:
-                high = middle - 1
-        return address_of(files[low], 0)
 
 
 def _filtered(runs: Any, keep: Any) -> tuple[Any, Any, Any]:

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 from headrace import errors
 from headrace.log.embedded import live as shared
-from headrace.log.embedded.checkpoint import Checkpoint
+from headrace.log.embedded.checkpoint import Checkpoint, file_range
 from headrace.log.embedded.format import (
     CHANGES_CONTROL,
     CHECKPOINT,
@@ -43,7 +43,7 @@ from headrace.log.embedded.format import (
     place_of,
     readdressed,
 )
-from headrace.log.embedded.journal import MARKER, Journal, file_range
+from headrace.log.embedded.journal import MARKER, Journal
 from headrace.log.embedded.live import Tail
 from headrace.log.embedded.system import EVERYBODY, System, os_errors
 from headrace.log.embedded.witness import read_witness

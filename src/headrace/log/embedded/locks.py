@@ -1,0 +1,120 @@
+"""A lock between all threads of all processes, and waiting without polling.
+
+**Locks.** Three kinds exist on Linux. POSIX record locks vanish when *any* descriptor of the file
+is closed in the process: two handles of one log in one program would unlock each other. OFD locks
+and `flock` belong to the open file description; both die with the last descriptor, so a killed
+process releases them at once, which is all the crash argument needs. Both are shared with a forked
+child, which is why a handle re-opens its files after a fork. `flock` is taken: it is older,
+whole-file, and /proc/locks names its holder. It excludes between descriptions, not between
+threads, so `CrossLock` puts a thread lock around it.
+
+**Waiting** is a futex on a word of the shared map: no polling, no file descriptor per waiter, one
+system call wakes everybody in every process. A word is changed by writing a value nobody wrote
+before (`fresh`), so that concurrent writers cannot put back a value somebody still waits on.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from headrace import errors
+from headrace.log.embedded.system import File, Shared, System
+
+
+class CrossLock:
+    """A lock between all threads of all processes, which dies with its holder.
+
+    `flock` says who has it; the futex word only says when to look again. A holder that is killed
+    wakes nobody, so a waiter also looks by itself every 50 ms; it is never woken for nothing
+    otherwise. The holder's pid stands in the shared map for the message of a timeout.
+    """
+
+    LOOK_AGAIN_SECONDS = 0.05
+
+    def __init__(
+        self, system: System, file: File, shared: Shared, *, name: str, word: int, holder: int
+    ) -> None:
+        """`word` counts in 32-bit words of the map, `holder` in 64-bit words."""
+        self._system = system
+        self._file = file
+        self._shared = shared
+        self._word = word
+        self._holder = holder
+        self._words32 = shared.view.cast("I")
+        self._words64 = shared.view.cast("Q")
+        self._threads = threading.Lock()
+        self._pid = system.pid()
+        self._token = (self._pid << 12) ^ (id(self) >> 4)
+        self.name = name
+
+    def try_acquire(self) -> bool:
+        """Take it if it is free."""
+        if not self._threads.acquire(blocking=False):
+            return False
+        try:
+            taken = self._file.try_lock()
+        except BaseException:
+            self._threads.release()
+            raise
+        if taken:
+            self._words64[self._holder] = self._pid
+        else:
+            self._threads.release()
+        return taken
+
+    def acquire(self, timeout: float) -> None:
+        """Take it, or raise `LockTimeout` that names the holder."""
+        if self.try_acquire():
+            return
+        deadline = self._system.monotonic() + timeout
+        while True:
+            seen = self._words32[self._word]
+            if self.try_acquire():
+                return
+            left = deadline - self._system.monotonic()
+            if left <= 0:
+                raise self._timeout(timeout)
+            self._shared.wait(self._word, seen, min(left, self.LOOK_AGAIN_SECONDS))
+
+    def seen(self) -> int:
+        """The word's value now, for a later `wait_changed`."""
+        return self._words32[self._word]
+
+    def wait_changed(self, seen: int, timeout: float | None) -> None:
+        """Sleep until somebody has released the lock since `seen` was read."""
+        self._shared.wait(self._word, seen, timeout)
+
+    def release(self, wake: int = 1) -> None:
+        """Give it back and wake that many waiters."""
+        self._words64[self._holder] = 0
+        self._file.unlock()
+        self._threads.release()
+        self.signal(wake)
+
+    def signal(self, wake: int) -> None:
+        """Change the word to a value nobody waits on, and wake."""
+        self._token = (self._token + 0x9E3779B1) & 0xFFFFFFFF
+        self._words32[self._word] = self._token
+        self._shared.wake(self._word, wake)
+
+    def abandon(self) -> None:
+        """In a forked child: close the description shared with the parent, without unlocking."""
+        self._file.close()
+
+    def _timeout(self, timeout: float) -> errors.LockTimeout:
+        pid = self._words64[self._holder]
+        who = f"process {pid}{_process_state(pid)}" if pid else "another process"
+        return errors.LockTimeout(
+            f"the {self.name} lock was not free within {timeout:g} s: {who} holds it",
+            place=self._file.path,
+            pid=pid,
+        )
+
+
+def _process_state(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+    return " (stopped: continue it with `kill -CONT`, or end it)" if state in "Tt" else ""
