@@ -13,6 +13,7 @@ import importlib.util
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -116,15 +117,27 @@ def find_uv() -> str:
 
 
 def pip_install(uv: str, *arguments: str) -> None:
-    command = [uv, "pip", "install", "--quiet", "--no-config", "--python", str(PYTHON), *arguments]
-    environment = {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
-    if "UV_CACHE_DIR" not in environment and not home_cache_writable():
-        environment["UV_CACHE_DIR"] = str(VENV / ".uv-cache")
-    offline = subprocess.run(
-        [*command, "--offline"], env=environment, check=False, capture_output=True
-    )
-    if offline.returncode != 0:
-        subprocess.run(command, env=environment, check=True)
+    """Install with uv from its cache, else from the index, else with pip: it may know a mirror."""
+    command = [uv, "pip", "install", "--quiet", "--python", str(PYTHON), *arguments]
+    environment = uv_environment()
+    for way in ([*command, "--offline"], command):
+        done = subprocess.run(way, env=environment, check=False, capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+    say(f"uv failed:\n{done.stderr.strip()}")
+    pip = [sys.executable, "-m", "pip", "--python", str(PYTHON), "install", "--quiet", *arguments]
+    subprocess.run(pip, check=True)
+
+
+def uv_environment() -> dict[str, str]:
+    """Trust the certificates this machine trusts; keep the cache where we may write."""
+    environment = {"UV_PYTHON_DOWNLOADS": "never"}
+    trusted = ssl.get_default_verify_paths()
+    if trusted.cafile or (trusted.capath and os.listdir(trusted.capath)):
+        environment |= {"UV_SYSTEM_CERTS": "true"}
+    if not home_cache_writable():
+        environment |= {"UV_CACHE_DIR": str(VENV / ".uv-cache")}
+    return environment | os.environ
 
 
 def home_cache_writable() -> bool:
@@ -149,7 +162,7 @@ def packages() -> list[str]:
 
 def compile_bytecode() -> None:
     folders = [str(site() / name) for name in COMPILED if (site() / name).exists()]
-    command = [str(PYTHON), "-m", "compileall", "-q", "-j", "0", *folders]
+    command = [str(PYTHON), "-m", "compileall", "-q", "-j", "0", "-x", "/tests/", *folders]
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
