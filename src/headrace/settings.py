@@ -36,7 +36,7 @@ class LogSettings:
     """After this long without an append the writer's timer writes a synced mark."""
     interval_seconds: float = 0.05
     background: bool = True
-    """False: no timer thread and no file made ahead; tests call `tick()` themselves."""
+    """False: no timer thread; tests call `tick()` themselves."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""

@@ -14,7 +14,7 @@ from headrace.settings import LogSettings
 
 
 class Housekeeper:
-    """Runs `Journal.mark` and `Journal.prepare` when it is time."""
+    """Runs `Journal.sync` and `Journal.mark` when it is time."""
 
     def __init__(self, journal: Journal, settings: LogSettings) -> None:
         """Nothing is started yet."""
@@ -72,7 +72,6 @@ class Housekeeper:
             if self._unsynced:
                 self._unsynced = False
                 journal.sync(journal.live.tail().end)
-            journal.prepare()
             if journal.system.monotonic() - quiet_since >= self._settings.quiet_seconds:
                 journal.mark()
                 with self._change:

@@ -7,8 +7,8 @@ outside the lock. Then, under the append lock:
    died after writing and before publishing: fold it. (So a stale shared memory can never make
    anybody write over a record.)
 2. *decide*: the conditions against the counters, by the fold. A rejected entry leaves no trace.
-3. *number*: position, offsets, the chain; write the record with one `pwritev` into space that is
-   already there (files are zero-filled beforehand, so a sync writes data and no metadata).
+3. *number*: position, offsets, the chain; write the record with one `pwritev` into space that the
+   file already has.
 4. *publish* in shared memory, the tail last.
 
 **Durability.** Then, under the sync lock: whoever finds its end already synced returns; whoever
@@ -24,6 +24,12 @@ the synced end: what they saw, a power cut cannot take back.
   `fdatasync` covers the file, and in older files, because a file is synced before the next begins.
 Let a process die at any instruction: its locks go with it; what it wrote is in the page cache, and
 either is a whole record at the end (folded by the next) or is not (written over by the next).
+
+**Space.** A file gets all its blocks when it is made, so a full disk is met at a roll and not in an
+entry. They are "unwritten": the first sync after writing to one costs a commit of the filesystem's
+own journal. So a small record that reaches unwritten space writes 256 KB of zeros behind itself,
+and the syncs that follow find written space; a large one goes straight in. Zero-filling whole files
+ahead of need was measured and rejected (decision 0005).
 
 **A failed sync** may have dropped the pages it could not write, and a second one may say "fine".
 So nobody trusts that file again: the log is poisoned for every process, by a word in shared memory
@@ -69,9 +75,10 @@ from headrace.model import fold
 from headrace.model.fold import ControlState
 from headrace.settings import LogSettings
 
-SPARE = "spare"
 MARKER = "poisoned"
 GROWTH = 4
+ZERO_WINDOW = 256 << 10
+_ZEROS = memoryview(bytes(ZERO_WINDOW))
 
 
 class Taken(NamedTuple):
@@ -153,7 +160,7 @@ class Journal:
             self._number(draft)
             position = tail.position + 1
             received = max(self.system.now_us(), tail.received)
-            checksum = self._write(draft, tail, position, received)
+            checksum, zeroed = self._write(draft, tail, position, received)
             for section in draft.sections:
                 section.advance(self.live.ends(0), section.slot)
             fold.move(self.live, expect)
@@ -169,6 +176,7 @@ class Journal:
                     received=received,
                     entries=tail.entries + 1,
                     marked=tail.marked,
+                    zeroed=zeroed,
                 )
             )
             return Taken(position, received, end)
@@ -199,8 +207,12 @@ class Journal:
                 found=rejection.found,
             )
 
-    def _write(self, draft: Draft, tail: Tail, position: int, received: int) -> int:
-        """Write one record at the end; its checksum. Nothing is published here."""
+    def _write(self, draft: Draft, tail: Tail, position: int, received: int) -> tuple[int, int]:
+        """Write one record at the end; its checksum, and how far the file is written now.
+
+        Nothing is published here. A small record that reaches space never written takes a window
+        of zeros with it: the syncs of those that follow then write data and no metadata.
+        """
         buffers, checksum = encode(
             draft,
             log_id=self.log_id,
@@ -212,7 +224,12 @@ class Journal:
             received=received,
         )
         number, offset = place_of(tail.end)
-        file, _ = self.files.file(number)
+        file, size = self.files.file(number)
+        end = tail.end + draft.length
+        zeroed = max(end, tail.zeroed)
+        if end > tail.zeroed and draft.length < ZERO_WINDOW // 2:
+            zeroed = min(tail.end + ZERO_WINDOW, address_of(number, size))
+            buffers.append(_ZEROS[: zeroed - end])
         try:
             file.pwritev(buffers, offset)
         except OSError as error:
@@ -225,7 +242,7 @@ class Journal:
                     "the entry was being written when the disk failed", place=file.path
                 ) from error
             raise named(error, "writing an entry", file.path) from error
-        return checksum
+        return checksum, zeroed
 
     def catch_up(self) -> Tail:
         """Fold what a dead writer left at the end (append lock held); the tail after it."""
@@ -262,6 +279,7 @@ class Journal:
             received=record.received,
             entries=tail.entries + 1,
             marked=record.end if record.kind == MARK else tail.marked,
+            zeroed=max(record.end, tail.zeroed),
         )
         self.live.publish(tail)
         return tail
@@ -327,10 +345,16 @@ class Journal:
                 self.sync(tail.end)  # a mark claims that all before it is on the disk
                 draft = Draft(kind=MARK).seal()
                 tail = self._make_room(tail, draft.length)
-                checksum = self._write(draft, tail, tail.position, tail.received)
+                checksum, zeroed = self._write(draft, tail, tail.position, tail.received)
                 end = tail.end + draft.length
                 self.live.publish(
-                    tail._replace(end=end, checksum=checksum, entries=tail.entries + 1, marked=end)
+                    tail._replace(
+                        end=end,
+                        checksum=checksum,
+                        entries=tail.entries + 1,
+                        marked=end,
+                        zeroed=zeroed,
+                    )
                 )
         self.sync(end)
         write_witness(self.system, self.folder, self.log_id, end)
@@ -345,7 +369,7 @@ class Journal:
         if not full and tail.entries < self.settings.journal_entries_max:
             return tail
         draft = Draft(kind=ROLL).seal()
-        checksum = self._write(draft, tail, tail.position, tail.received)
+        checksum, _ = self._write(draft, tail, tail.position, tail.received)
         record = self.files.record(tail.end)
         assert record is not None
         assert record.checksum == checksum
@@ -416,16 +440,8 @@ class Journal:
         draft = Draft(kind=CHECKPOINT, control=checkpoint.to_json(), flags=CHANGES_CONTROL).seal()
         need = draft.length + room + 2 * ROLL_BYTES
         path = self.files.path(number)
-        spare = f"{self.files.folder}/{SPARE}"
-        try:
-            file = self.system.open(spare)
-            length = file.size()
-            if length < max(need, size):
-                raise FileNotFoundError(spare)
-            self.system.rename(spare, path)
-        except FileNotFoundError:
-            length = max(size, aligned(need))
-            file = self.system.create(path, length)
+        length = max(size, aligned(need))
+        file = self.system.create(path, length)
         address = address_of(number, 0)
         buffers, checksum = encode(
             draft,
@@ -443,9 +459,6 @@ class Journal:
         self.files.adopt(number, file, length)
         runs = checkpoint.counters
         self.counter_runs.drop_except(runs, self._runs_named_by(checkpoint.files))
-        for name in self.system.listdir(self.files.folder):
-            if name.startswith(f"{SPARE}."):  # left by a process that died while making it
-                self.system.unlink(f"{self.files.folder}/{name}")
         return Tail(
             end=address + draft.length,
             position=tail.position,
@@ -455,6 +468,7 @@ class Journal:
             received=tail.received,
             entries=1,
             marked=address + draft.length,
+            zeroed=address + draft.length,
         )
 
     def _runs_named_by(self, files: list[FileRange]) -> list[dict[str, Any]]:
@@ -463,19 +477,6 @@ class Journal:
             return []
         record = self.files.record(address_of(files[-1].number, 0))
         return Checkpoint.from_json(record.control()).counters if record is not None else []
-
-    def prepare(self) -> None:
-        """Make the next file ahead of need, when the newest is half full and nobody has."""
-        number, offset = place_of(self.live.tail().end)
-        _, size = self.files.file(number)
-        if offset * 2 < size or SPARE in self.system.listdir(self.files.folder):
-            return
-        own = f"{self.files.folder}/{SPARE}.{self.system.pid()}"
-        with contextlib.suppress(OSError):  # the roll makes its own, and says what is wrong
-            file = self.system.create(own, self._next_size(number))
-            file.fdatasync()
-            file.close()
-            self.system.rename(own, f"{self.files.folder}/{SPARE}")
 
     # -- control state ----------------------------------------------------------------------
 

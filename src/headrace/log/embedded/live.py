@@ -50,7 +50,7 @@ MAGIC = 0x3145_5649_4C52_4848
     COUNTERS_SLOTS,
     COUNTERS_USED,
 ) = range(16)
-_TAIL = struct.Struct("<8Q")
+_TAIL = struct.Struct("<9Q")
 _TAIL_PLACES = (256, 384)
 # Futex words, counted in 32 bits; each has a cache line of its own.
 APPEND_WORD, SYNC_WORD = 512, 528
@@ -79,6 +79,8 @@ class Tail(NamedTuple):
     """Records in the newest journal file."""
     marked: int = 0
     """The end after the last mark: equal to `end` when the log is quiet and says so."""
+    zeroed: int = 0
+    """The address up to which the newest file has really been written, zeros included."""
 
 
 def digest_of(name: str) -> bytes:

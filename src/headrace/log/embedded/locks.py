@@ -10,7 +10,7 @@ threads, so `CrossLock` puts a thread lock around it.
 
 **Waiting** is a futex on a word of the shared map: no polling, no file descriptor per waiter, one
 system call wakes everybody in every process. A word is changed by writing a value nobody wrote
-before (`fresh`), so that concurrent writers cannot put back a value somebody still waits on.
+before, so that concurrent writers cannot put back a value somebody still waits on.
 """
 
 from __future__ import annotations

@@ -444,9 +444,8 @@ class EmbeddedLog:
         return self.position
 
     def tick(self) -> None:
-        """What the timer does after a quiet second: sync, mark, make the next file."""
+        """What the timer does after a quiet second: sync and mark."""
         self.journal.mark()
-        self.journal.prepare()
 
 
 def _close(journal: Journal, keeper: Housekeeper) -> None:

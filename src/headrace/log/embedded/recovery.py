@@ -318,6 +318,7 @@ def _rebuild(
         received=first.received,
         entries=1,
         marked=first.end,
+        zeroed=first.end,
     )
     live.publish(tail)
     live.load(journal.counter_runs.read(before.counters))
