@@ -1,0 +1,84 @@
+"""The newcomer's commands: ./run, and what ./run test says at its end."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tools import check, system
+
+ROOT = Path(__file__).resolve().parent.parent
+
+JUNIT = """<testsuites><testsuite>
+<testcase classname="tests.a" name="one"/>
+<testcase classname="tests.a" name="two[1]"><skipped message="no strace"/></testcase>
+<testcase classname="tests.a" name="two[2]"><skipped message="no strace"/></testcase>
+<testcase classname="tests.b" name="three"><failure message="x"/></testcase>
+<testcase classname="tests.b" name="four"><error message="x"/></testcase>
+</testsuite></testsuites>"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(ROOT / "run"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_run_without_arguments_says_what_it_can_do() -> None:
+    done = run()
+    assert done.returncode == 0
+    assert "demo" in done.stdout
+    assert "test" in done.stdout
+
+
+def test_run_names_the_benchmarks_there_are() -> None:
+    done = run("bench", "nonsense")
+    assert done.returncode == 2
+    assert "there is no benchmark 'nonsense'" in done.stderr
+    assert "kit" not in done.stderr
+
+
+def test_run_passes_on_what_it_does_not_know_with_its_exit_code() -> None:
+    done = run("python", "-c", "import headrace, sys; print('in'); sys.exit(7)")
+    assert (done.stdout, done.returncode) == ("in\n", 7)
+
+
+def test_the_lock_names_no_host_and_has_a_hash_for_everything() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    assert "://" not in lock
+    pins = [line for line in lock.splitlines() if "==" in line and not line.startswith(" ")]
+    assert pins
+    assert all(line.endswith("\\") for line in pins)
+
+
+def test_what_was_skipped_is_counted_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "junit.xml"
+    report.write_text(JUNIT)
+    counts, skipped = check.read_report(report)
+    assert counts == {"passed": 1, "failed": 2, "skipped": 2}
+    check.summarise(["tests"], ["strace not found"], skipped)
+    shown = capsys.readouterr().out
+    assert "skipped: tests.a::two: no strace (2 times)" in shown
+    assert "not available: strace not found" in shown
+    assert "failed: tests" in shown
+
+
+def test_tests_that_never_started_are_not_counted_as_passed(tmp_path: Path) -> None:
+    counts, skipped = check.read_report(tmp_path / "absent.xml")
+    assert sum(counts.values()) == 0
+    assert skipped == Counter()
+
+
+def test_what_the_system_lacks_is_said_and_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    lines = system.provide()
+    assert [line.partition(":")[0] for line in lines] == [
+        f"{program.name} not found" for program in system.PROGRAMS
+    ]
+    assert all("install it with" in line for line in lines)
