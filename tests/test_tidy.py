@@ -66,3 +66,9 @@ def test_the_rules_find_what_they_look_for() -> None:
     assert not MACHINE_PATHS.search("tests/work/x and a/home/b")
     assert INDEX_HOSTS.search("https://example.org/sim" + "ple/uv")
     assert list(calls(ast.parse("time.time()"))) == [(1, "time.time")]
+
+
+def test_every_decision_is_in_the_list() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = (folder / "README.md").read_text()
+    assert [path.name for path in sorted(folder.glob("0*.md")) if path.name not in listed] == []
