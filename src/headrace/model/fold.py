@@ -34,6 +34,7 @@ from headrace.model.topic import Topic
 Offsets = npt.NDArray[np.uint64]
 
 
+COUNTER_MAX = 2**63 - 1
 OWN_COUNTERS = "headrace/"
 """Counters of the log itself start with this; callers cannot name them."""
 
@@ -41,7 +42,7 @@ OWN_COUNTERS = "headrace/"
 def check_counter(name: str, value: int) -> None:
     """Refuse a condition that a caller cannot set."""
     try:
-        fine = bool(name.encode()) and not isinstance(value, bool) and value >= 0
+        fine = bool(name.encode()) and type(value) is int and 0 <= value < COUNTER_MAX
     except (AttributeError, TypeError, UnicodeEncodeError):
         fine = False
     if not fine:

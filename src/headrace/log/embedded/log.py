@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -23,7 +24,7 @@ from headrace.log.embedded.pieces import Pieces, chunked
 from headrace.log.embedded.places import Start
 from headrace.log.embedded.reader import Reading
 from headrace.log.embedded.recovery import open_journal
-from headrace.log.embedded.system import OsSystem, System
+from headrace.log.embedded.system import EVERYBODY, OsSystem, System
 from headrace.log.producer import Producer
 from headrace.log.transaction import Transaction
 from headrace.log.writer import Writer
@@ -64,7 +65,7 @@ class EmbeddedLog:
         self._pieces = Pieces(self._system, self.path, journal.log_id)
         self._drafter = Drafter(self._system, self.settings, self._pieces, self._packer)
         self._keeper = Housekeeper(journal, self.settings)
-        self._finalizer = weakref.finalize(self, _close, journal, self._keeper)
+        self._finalizer = weakref.finalize(self, _close_forgotten, journal, self._keeper)
         self._journal = journal
         return journal
 
@@ -95,8 +96,9 @@ class EmbeddedLog:
         self._closed = True
         journal, self._journal = self._journal, None
         if journal is not None:
-            journal.sync_lock.signal(1 << 20)
-            self._finalizer()
+            journal.sync_lock.signal(EVERYBODY)
+            self._finalizer.detach()
+            _close(journal, self._keeper)
 
     def __enter__(self) -> EmbeddedLog:
         """For `with`."""
@@ -456,6 +458,12 @@ def _close(journal: Journal, keeper: Housekeeper) -> None:
             journal.mark()
     finally:
         journal.close()
+
+
+def _close_forgotten(journal: Journal, keeper: Housekeeper) -> None:
+    """Close what nobody closed. Nobody is there to be told, and the log does not need it."""
+    with contextlib.suppress(errors.HeadraceError):
+        _close(journal, keeper)
 
 
 _handles: weakref.WeakSet[EmbeddedLog] = weakref.WeakSet()

@@ -100,8 +100,8 @@ class Packer:
         if keys is None:  # no key: each append goes to the next partition, whole
             return batch, None, next(self._spread) % count
         of_row = partitions_of(keys, count)
-        if len(of_row) == 1 or not np.any(of_row != of_row[0]):
-            return batch, None, int(of_row[0])
+        if len(of_row) <= 1 or not np.any(of_row != of_row[0]):
+            return batch, None, int(of_row[0]) if len(of_row) else 0
         counts = np.bincount(of_row, minlength=count)
         if not np.all(of_row[1:] >= of_row[:-1]):
             batch = batch.take(pa.array(np.argsort(of_row, kind="stable")))
@@ -147,7 +147,7 @@ class Packer:
             )
         try:
             return pa.array([None if one is None else _encoded(one) for one in given], HEADERS)
-        except (pa.ArrowException, TypeError, ValueError) as error:
+        except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
             raise errors.BadRows(
                 f"headers do not fit: {error}",
                 place=self.place,

@@ -11,7 +11,7 @@ sync; nothing polls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -136,7 +136,7 @@ class Reading:
             return self._limit
         if isinstance(start, datetime):
             return self._places.at(start)
-        if isinstance(start, bool | str):
+        if isinstance(start, bool) or not isinstance(start, int | Mapping):
             raise self._places.bad(f"{start!r} is not a place to start")
         if len(self._wanted) != 1:
             raise self._places.bad("a start by offset needs one topic")
