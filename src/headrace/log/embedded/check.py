@@ -131,15 +131,9 @@ class _Check:
             found = self._checkpoint(number)
             if found is not None:
                 break
-            start = address_of(number, 0)
-            if any(record.synced > start for record in self.files.found_after(start)):
-                self._problem(self.files.damage(start))
-        if found is None:
-            self._problem(
-                self.files.damage(address_of(numbers[-1], 0))
-                if numbers
-                else _wrong(self.files.folder, 0, "a journal file", "none")
-            )
+            self._problem(self.files.damage(address_of(number, 0)))
+        if not numbers:
+            self._problem(_wrong(self.files.folder, 0, "a journal file", "none"))
         return found
 
     def _checkpoint(self, number: int) -> Checkpoint | None:

@@ -65,11 +65,6 @@ class JournalFiles:
                     del self._open[next(iter(self._open))]  # closed when nobody uses it any more
         return found
 
-    def adopt(self, number: int, file: File, size: int) -> None:
-        """Take over a file just made."""
-        with self._guard:
-            self._open[number] = (file, size)
-
     def close(self) -> None:
         """Close them all."""
         with self._guard:
@@ -100,6 +95,11 @@ class JournalFiles:
         if not record.take_meta(view[at : at + HEADER_BYTES], view[start:end]):
             return None
         return record
+
+    def bytes_of(self, record: Record) -> bytes:
+        """A record as it stands in its file."""
+        number, offset = place_of(record.address)
+        return self.file(number)[0].pread(record.length, offset)
 
     def body_intact(self, record: Record) -> bool:
         """Whether the rows that stand in the record itself match their checksums."""

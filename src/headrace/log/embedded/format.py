@@ -276,10 +276,9 @@ def encode(
     return [head, *bodies], own
 
 
-def readdressed(
-    data: bytes, record: Record, *, address: int, previous: int, previous_control: int
-) -> bytes:
+def readdressed(data: bytes, *, address: int, previous: int, previous_control: int) -> bytes:
     """A whole record moved to another place in the chain: same content, new header."""
+    record = Record(data)
     moved = bytearray(data)
     struct.pack_into("<Q", moved, 24, address)
     struct.pack_into("<QQQ", moved, 40, previous, min(record.synced, address), previous_control)

@@ -36,16 +36,17 @@ So nobody trusts that file again: the log is poisoned for every process, by a wo
 and a marker file, until somebody opens it anew: then what was not synced is copied from what can
 still be read, record by record, into a new file (`recovery`).
 
-**A roll**: the roll record, sync of the old file, counter run, new file with its checkpoint, sync,
-folder sync; only then does shared memory point into the new file. It holds both locks, append
-before sync; nobody takes them in the other order.
+**A roll**: the roll record, sync of the old file, counter run, the new file with its checkpoint
+under another name, sync, rename, folder sync; only then does shared memory point into the new file.
+So a numbered file always begins with a whole checkpoint. A roll holds both locks, append before
+sync; nobody takes them in the other order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from headrace import errors
@@ -66,16 +67,18 @@ from headrace.log.embedded.format import (
     aligned,
     encode,
     place_of,
+    readdressed,
 )
 from headrace.log.embedded.live import Live, Tail
 from headrace.log.embedded.locks import CrossLock
-from headrace.log.embedded.system import EVERYBODY, System, named, os_errors
+from headrace.log.embedded.system import EVERYBODY, File, System, named, os_errors
 from headrace.log.embedded.witness import write_witness
 from headrace.model import fold
 from headrace.model.fold import ControlState
 from headrace.settings import LogSettings
 
 MARKER = "poisoned"
+UNNAMED = "next"
 GROWTH = 4
 ZERO_WINDOW = 256 << 10
 _ZEROS = memoryview(bytes(ZERO_WINDOW))
@@ -382,7 +385,7 @@ class Journal:
             return self._start_file(tail, roll)
         first = self.files.whole(address_of(number, 0), roll.checksum)
         if first is None:
-            return self._start_file(tail, roll)
+            raise self.files.damage(address_of(number, 0), roll.checksum)
         with os_errors("syncing the journal folder", self.files.folder):
             self.system.fsync_dir(self.files.folder)  # the dead writer may not have come so far
         rolled = tail._replace(end=roll.end, checksum=roll.checksum, entries=0)
@@ -431,17 +434,23 @@ class Journal:
         )
 
     def begin_file(
-        self, number: int, tail: Tail, checkpoint: Checkpoint, *, size: int, room: int = 0
+        self,
+        number: int,
+        tail: Tail,
+        checkpoint: Checkpoint,
+        *,
+        size: int,
+        room: int = 0,
+        carried: Sequence[bytes] = (),
     ) -> Tail:
-        """Make file `number` with this checkpoint, synced; the tail behind it (both locks held).
+        """Make file `number`: this checkpoint, then copies of the records `carried`, synced.
 
-        It gets `size` bytes, or more if checkpoint and a record of `room` bytes need it.
+        It gets `size` bytes, or more if these and a record of `room` bytes need it. It appears
+        under its name whole or not at all. Returns the tail behind it (both locks held).
         """
         draft = Draft(kind=CHECKPOINT, control=checkpoint.to_json(), flags=CHANGES_CONTROL).seal()
-        need = draft.length + room + 2 * ROLL_BYTES
-        path = self.files.path(number)
-        length = max(size, aligned(need))
-        file = self.system.create(path, length)
+        need = draft.length + sum(len(record) for record in carried) + room + 2 * ROLL_BYTES
+        file = self.system.create(f"{self.files.folder}/{UNNAMED}", max(size, aligned(need)))
         address = address_of(number, 0)
         buffers, checksum = encode(
             draft,
@@ -454,12 +463,7 @@ class Journal:
             received=tail.received,
         )
         file.pwritev(buffers, 0)
-        file.fdatasync()
-        self.system.fsync_dir(self.files.folder)
-        self.files.adopt(number, file, length)
-        runs = checkpoint.counters
-        self.counter_runs.drop_except(runs, self._runs_named_by(checkpoint.files))
-        return Tail(
+        tail = Tail(
             end=address + draft.length,
             position=tail.position,
             checksum=checksum,
@@ -470,6 +474,25 @@ class Journal:
             marked=address + draft.length,
             zeroed=address + draft.length,
         )
+        for data in carried:
+            tail = self._copy(file, data, tail)
+        file.fdatasync()
+        file.close()
+        self.system.rename(f"{self.files.folder}/{UNNAMED}", self.files.path(number))
+        self.system.fsync_dir(self.files.folder)
+        before = self._runs_named_by(checkpoint.files)
+        self.counter_runs.drop_except(checkpoint.counters, before)
+        return tail
+
+    def _copy(self, file: File, data: bytes, tail: Tail) -> Tail:
+        """Write a record again at `tail`: same content, same position, a new place in the chain."""
+        moved = readdressed(
+            data, address=tail.end, previous=tail.checksum, previous_control=tail.control
+        )
+        file.pwritev([moved], place_of(tail.end)[1])
+        record = Record(moved)
+        record.meta = memoryview(moved)[HEADER_BYTES : HEADER_BYTES + record.meta_length]
+        return self.fold(record, tail)
 
     def _runs_named_by(self, files: list[FileRange]) -> list[dict[str, Any]]:
         """The counter runs of the second-newest checkpoint, which is kept too."""

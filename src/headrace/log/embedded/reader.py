@@ -11,7 +11,7 @@ sync; nothing polls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -45,6 +45,7 @@ from headrace.model.records import (
 )
 from headrace.model.schema import Schema
 from headrace.model.topic import Topic
+from headrace.settings import LogSettings
 
 SMALL_PART = 16
 
@@ -68,9 +69,41 @@ class Part:
     wanted: Wanted
     target: Schema
     data: pa.RecordBatch
+    bytes: int
     span: Span
     headers: pa.Array | None
     transaction: pa.Array | None
+
+
+class Window:
+    """Whole small entries gathered for the next batches; bounded in rows and in memory kept."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        """Empty."""
+        self._settings = settings
+        self._counted = b""
+        self._rows = self._bytes = 0
+        self.parts: list[Part] = []
+        self.position = 0
+
+    def add(self, parts: Iterable[Part | None], position: int, data: bytes) -> None:
+        """Add one entry, read from `data`."""
+        self.position = position
+        for part in parts:
+            if part is None:
+                continue
+            self.parts.append(part)
+            self._rows += part.span.rows
+            self._bytes += part.bytes
+            if data is not self._counted:  # it lives as long as the rows in it
+                self._counted = data
+                self._bytes += len(data)
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to hand the rows out."""
+        settings = self._settings
+        return self._rows >= settings.read_rows_max or self._bytes >= settings.read_bytes_max
 
 
 class Reading:
@@ -111,7 +144,6 @@ class Reading:
         self._skip_through = after if after is not None else 0
         self._cursor = self._place(start, after)
         self._previous: int | None = None
-        self._last_position = 0
         self._done = False
         self._batches = self._run()
 
@@ -234,57 +266,39 @@ class Reading:
 
     def _read_to(self, end: int) -> Iterator[Batch]:
         """Windows of whole entries from the cursor to `end`, in one file."""
-        settings = self._journal.settings
-        parts: list[Part] = []
-        rows = size = 0
-        counted = b""
-        through = self._through
+        window = Window(self._journal.settings)
         walk = self._files.walk(self._cursor, end, previous=self._previous, bodies=True)
-        for record, data, at in walk:
-            if record.kind == ENTRY:
-                if through is not None and record.position > through:
-                    self._done = True
-                    break
-                if record.position <= self._skip_through:
-                    self._cursor, self._previous = record.end, record.checksum
-                    continue
-                found = (
-                    [s for s in record.sections() if s.topic in self._wanted]
-                    if record.section_count
-                    else []
-                )
-                large = any(section.piece for section in found)
-                if parts and (
-                    large
-                    or rows >= settings.read_rows_max
-                    or size >= settings.read_bytes_max
-                    or any(self._other_version(parts, section) for section in found)
-                ):
-                    yield from self._window(parts, self._last_position)
-                    parts, rows, size, counted = [], 0, 0, b""
-                self._last_position = record.position
-                if large:
-                    yield from self._chunks(record, found, data, at)
-                else:
-                    for section in found:
-                        part = self._part(record, section, data, at)
-                        if part is not None:
-                            parts.append(part)
-                            rows += section.rows
-                            size += section.length
-                            if data is not counted:  # it lives as long as the rows in it
-                                counted = data
-                                size += len(data)
-            self._cursor, self._previous = record.end, record.checksum
-        if parts:
-            yield from self._window(parts, self._last_position)
+        try:
+            for record, data, at in walk:
+                if record.kind == ENTRY and record.position > self._skip_through:
+                    if self._through is not None and record.position > self._through:
+                        self._done = True
+                        break
+                    found = [s for s in record.sections() if s.topic in self._wanted]
+                    large = any(section.piece for section in found)
+                    if window.parts and (large or window.full or self._new_version(window, found)):
+                        yield from self._window(window)
+                        window = Window(self._journal.settings)
+                    if large:
+                        yield from self._chunks(record, found, data, at)
+                    else:
+                        window.add(
+                            [self._part(record, section, data, at) for section in found],
+                            record.position,
+                            data,
+                        )
+                self._cursor, self._previous = record.end, record.checksum
+        except errors.LogDamaged:
+            yield from self._window(window)  # what is intact before the damage comes first
+            raise
+        yield from self._window(window)
 
-    def _window(self, parts: list[Part], position: int) -> Iterator[Batch]:
+    def _window(self, window: Window) -> Iterator[Batch]:
         by_topic: dict[int, list[Part]] = {}
-        for part in parts:
+        for part in window.parts:
             by_topic.setdefault(part.wanted.topic.id, []).append(part)
         for index, group in enumerate(by_topic.values()):
-            yield self._batch(group, position, last=index == len(by_topic) - 1)
+            yield self._batch(group, window.position, last=index == len(by_topic) - 1)
 
     def _chunks(
         self, record: Record, found: list[Section], data: bytes, at: int
@@ -333,13 +347,14 @@ class Reading:
 
     # -- one section ------------------------------------------------------------------------
 
-    def _other_version(self, parts: list[Part], section: Section) -> bool:
-        """Whether the section's rows cannot stand in one batch with those gathered."""
-        for part in parts:
-            if part.wanted.topic.id == section.topic:
-                target = self._target(self._wanted[section.topic], section)
-                return part.target.version != target.version
-        return False
+    def _new_version(self, window: Window, found: list[Section]) -> bool:
+        """Whether one of the sections cannot stand in one batch with the rows gathered."""
+        versions = {part.wanted.topic.id: part.target.version for part in window.parts}
+        return any(
+            versions.get(section.topic, target) != target
+            for section in found
+            for target in [self._target(self._wanted[section.topic], section).version]
+        )
 
     def _target(self, wanted: Wanted, section: Section) -> Schema:
         """The version in which rows are handed out: the newest of their generation known."""
@@ -383,7 +398,7 @@ class Reading:
         span = Span(
             rows, record.position, section.sent_time, record.received, partitions, counts, bases
         )
-        return Part(wanted, target, batch, span, headers, transaction)
+        return Part(wanted, target, batch, section.length, span, headers, transaction)
 
     def _kept_rows(self, wanted: Wanted, runs: Any) -> Any:
         """A mask of the rows wanted, or None for all of them."""

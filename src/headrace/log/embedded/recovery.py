@@ -4,9 +4,10 @@ Shared memory that is believed (same boot, same file) needs no recovery: whateve
 page cache holds all it wrote, and the next appender folds it. Otherwise the machine has booted (or
 the folder was copied), and the disk holds the synced part whole and any part of the rest:
 
-1. The newest journal file whose first record, the checkpoint, is whole is where truth continues.
+1. Truth continues in the newest journal file. Its checkpoint was synced before it got its name, so
+   if it is not whole, that is damage.
 2. From there the records are walked by their chain up to the first that is not whole: the *break*.
-3. Every intact header, also behind the break and in newer files, names a *synced end*: what lies
+3. Every intact header, also behind the break, names a *synced end*: what lies
    below was on the disk before that header was written; so does the *witness*, a small file written
    with every mark. A break below such an end is **damage**:
    the log opens for reading what is intact, appends are refused, nothing is changed.
@@ -40,8 +41,6 @@ from headrace.log.embedded.format import (
     Record,
     address_of,
     checksum,
-    place_of,
-    readdressed,
 )
 from headrace.log.embedded.journal import MARKER, Journal
 from headrace.log.embedded.live import Tail
@@ -196,7 +195,7 @@ def recover(journal: Journal) -> None:
     newest, first = _newest_checkpoint(journal, numbers)
     records = list(_chain(journal, first))
     end = records[-1].end if records else first.end
-    damaged = _damaged_checkpoint(journal, [n for n in numbers if n > newest])
+    damaged = next((address_of(n, 0) for n in numbers if n > newest), None)
     survivors = [] if damaged is not None else files.found_after(end)
     witness = read_witness(journal.system, journal.folder, journal.log_id)
     headers = (first, *records, *survivors)
@@ -232,11 +231,9 @@ def recover(journal: Journal) -> None:
         tail,
         checkpoint,
         size=journal.settings.journal_bytes_first,
-        room=sum(record.length for record in carried),
+        carried=[files.bytes_of(record) for record in carried],
     )
     live.publish(tail)
-    if carried:
-        tail = _carry(journal, carried, tail)
     journal.publish_synced(tail)
     journal.system.unlink(f"{journal.folder}/{MARKER}")
     live.words[shared.POISONED] = 0
@@ -244,29 +241,10 @@ def recover(journal: Journal) -> None:
     journal.forget()
 
 
-def _carry(journal: Journal, records: list[Record], tail: Tail) -> Tail:
-    """Copy records to the new file, same positions, same offsets, a new chain; synced."""
-    number, _ = place_of(tail.end)
-    file, _ = journal.files.file(number)
-    for record in records:
-        source_number, source = place_of(record.address)
-        data = journal.files.file(source_number)[0].pread(record.length, source)
-        moved = readdressed(
-            data, record, address=tail.end, previous=tail.checksum, previous_control=tail.control
-        )
-        file.pwritev([moved], place_of(tail.end)[1])
-        copy = journal.files.whole(tail.end, tail.checksum)
-        if copy is None:
-            raise journal.files.damage(tail.end, tail.checksum)
-        tail = journal.fold(copy, tail)
-    file.fdatasync()
-    return tail
-
-
 def _newest_checkpoint(journal: Journal, numbers: list[int]) -> tuple[int, Record]:
+    """The newest file that begins with a whole checkpoint; a newer one is damaged."""
     for number in reversed(numbers):
-        address = address_of(number, 0)
-        record = journal.files.record(address)
+        record = journal.files.record(address_of(number, 0))
         if record is not None and record.kind == CHECKPOINT:
             return number, record
     if numbers:
@@ -290,15 +268,6 @@ def _chain(journal: Journal, first: Record) -> Iterator[Record]:
             return
         yield record
         previous, address = record.checksum, record.end
-
-
-def _damaged_checkpoint(journal: Journal, numbers: list[int]) -> int | None:
-    """The address of a checkpoint that is broken though later records say it was synced."""
-    for number in numbers:
-        address = address_of(number, 0)
-        if any(record.synced > address for record in journal.files.found_after(address)):
-            return address
-    return None
 
 
 def _rebuild(
