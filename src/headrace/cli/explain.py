@@ -6,10 +6,11 @@ import json
 
 import click
 
+from headrace.cli.options import Command
 from headrace.errors import BadUsage, HeadraceError, catalogue, nearest
 
 
-@click.command()
+@click.command(cls=Command, example="headrace explain HR-LOG-006")
 @click.argument("code", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(code: str | None, as_json: bool) -> None:

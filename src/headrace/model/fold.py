@@ -49,6 +49,7 @@ def check_counter(name: str, value: int) -> None:
         raise errors.BadRows(
             f"a condition is a counter's name and a number, not {name!r}: {value!r}",
             place="expect, require",
+            why="conditions compare named counters, which are whole numbers from 0 on",
             fix="expect={'orders/7': 3}",
         )
     if name.startswith(OWN_COUNTERS):

@@ -113,13 +113,14 @@ class _Check:
             closed = {f.number: address_of(f.number, f.end) for f in newest.files}
             last = max(n for n in self.files.numbers() if self._checkpoint(n) is not None)
             closed[last] = address_of(last, self.files.file(last)[1])
+            staged = self.system.listdir(self.pieces.folder)
             self.total = sum(end & OFFSET_MASK for end in closed.values())
+            self.total += sum(self.pieces.size(name) for name in staged)
             self.unsynced = self._known_synced(last)
             previous: int | None = 0
             for number, end in sorted(closed.items()):
                 previous = self._file(number, end, previous, last=number == last)
-            present = self.system.listdir(self.pieces.folder)
-            self.report.orphans = sorted(set(present) - self.named)
+            self.report.orphans = sorted(set(staged) - self.named)
         self.files.close()
         self.progress(self.total, self.total)
         return self.report
@@ -249,8 +250,11 @@ class _Check:
                 return
             rows_data = file.pread(section.length, section.offset)
             file.close()
-        if checksum(rows_data) != section.checksum:
-            self._problem(self.files.rows_damage(record, section, path))
+            self.report.bytes += section.length
+            self.done += section.length
+        found = checksum(rows_data)
+        if found != section.checksum:
+            self._problem(self.files.rows_damage(record, section, found, path))
 
     def _check_checkpoint(self, record: Record) -> None:
         checkpoint = Checkpoint.from_json(record.control())

@@ -214,21 +214,23 @@ class JournalFiles:
             return f"previous checksum {previous:016x}", f"{record.previous:016x}"
         return f"checksum {record.checksum:016x} over header and meta", "other bytes"
 
-    def rows_damage(self, record: Record, section: Section, path: str) -> errors.LogDamaged:
-        """The error for rows that do not match the checksum in their section."""
+    def rows_damage(
+        self, record: Record, section: Section, found: int, path: str
+    ) -> errors.LogDamaged:
+        """The error for rows whose checksum is `found`, not that of their section."""
         number, offset = place_of(record.address)
         place = (
             offset + record.body_offset + section.offset if section.piece == 0 else section.offset
         )
         where = self.path(number) if section.piece == 0 else path
         return errors.LogDamaged(
-            f"rows of entry {record.position} do not match their checksum {section.checksum:016x}",
+            f"rows of entry {record.position} do not match their checksum",
             place=f"{where}, byte {place}",
             fix=f"what follows is intact: read on with after={record.position}; put the file back"
             " from a backup to get the rest",
             file=where,
             offset=place,
             expected=f"{section.checksum:016x}",
-            found="other bytes",
+            found=f"{found:016x}",
             resume_after=record.position,
         )

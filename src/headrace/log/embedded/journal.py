@@ -292,6 +292,7 @@ class Journal:
     def sync(self, end: int) -> None:
         """Return when everything below `end` is on the disk; share the sync with all who wait."""
         words, lock = self.live.words, self.sync_lock
+        timeout, deadline = self.settings.lock_timeout_seconds, 0.0
         while words[shared.SYNCED] < end:
             seen = lock.seen()
             if words[shared.POISONED]:
@@ -305,6 +306,9 @@ class Journal:
                 finally:
                     lock.release(EVERYBODY)
             else:
+                deadline = deadline or self.system.monotonic() + timeout
+                if self.system.monotonic() >= deadline:
+                    raise lock.timed_out(timeout)
                 lock.wait_changed(seen, CrossLock.LOOK_AGAIN_SECONDS)
 
     def _sync_to(self, tail: Tail) -> None:

@@ -73,7 +73,7 @@ class CrossLock:
                 return
             left = deadline - self._system.monotonic()
             if left <= 0:
-                raise self._timeout(timeout)
+                raise self.timed_out(timeout)
             self._shared.wait(self._word, seen, min(left, self.LOOK_AGAIN_SECONDS))
 
     def seen(self) -> int:
@@ -101,7 +101,8 @@ class CrossLock:
         """In a forked child: close the description shared with the parent, without unlocking."""
         self._file.close()
 
-    def _timeout(self, timeout: float) -> errors.LockTimeout:
+    def timed_out(self, timeout: float) -> errors.LockTimeout:
+        """The error that names the holder."""
         pid = self._words64[self._holder]
         who = f"process {pid}{_process_state(pid)}" if pid else "another process"
         return errors.LockTimeout(

@@ -315,9 +315,9 @@ class EmbeddedLog:
         if durability == "fsync":
             try:
                 journal.sync(taken.end)
-            except errors.LogPoisoned as error:
+            except (errors.LogPoisoned, errors.LockTimeout) as error:
                 raise errors.Unknown(
-                    f"entry {taken.position} was written, but syncing it failed",
+                    f"entry {taken.position} was written, but not synced: {error.fact}",
                     place=self.path,
                     position=taken.position,
                 ) from error

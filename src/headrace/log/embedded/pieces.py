@@ -120,18 +120,25 @@ class Pieces:
                 place=f"topic '{topic.name}'",
                 fix="stage the rows again",
             )
-        try:
-            file = self._system.open(self.path(piece.name))
-        except OSError:
+        size = self.size(piece.name)
+        if not size:
             raise errors.PieceInvalid(
                 f"the piece {piece.name} is not there", place=self.path(piece.name)
-            ) from None
-        size = file.size()
-        file.close()
+            )
         if size != piece.bytes:
             raise errors.PieceInvalid(
                 f"the piece has {size} bytes, not {piece.bytes}", place=self.path(piece.name)
             )
+
+    def size(self, name: str) -> int:
+        """The bytes of a piece; 0 if it is not there."""
+        try:
+            file = self._system.open(self.path(name))
+        except OSError:
+            return 0
+        size = file.size()
+        file.close()
+        return size
 
     def drop(self, pieces: Iterable[Piece]) -> None:
         """Remove pieces that no entry will name."""

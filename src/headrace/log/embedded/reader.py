@@ -429,8 +429,9 @@ class Reading:
             buffer = pa.py_buffer(file.pread(section.length, section.offset))
             file.close()
             path = self._pieces.path(name)
-        if checksum(buffer) != section.checksum:
-            raise self._files.rows_damage(record, section, path)
+        found = checksum(buffer)
+        if found != section.checksum:
+            raise self._files.rows_damage(record, section, found, path)
         return buffer
 
 

@@ -73,7 +73,7 @@ class System(Protocol):
     """What the log asks of the machine."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open a file for reading and writing; `create` makes an empty one if there is none."""
+        """Open a file for reading and, where allowed, writing; `create` makes an empty one."""
 
     def create(self, path: str, size: int) -> File:
         """Make a file that reads as `size` zeros and has its blocks; replaces an old one."""
@@ -118,6 +118,7 @@ class System(Protocol):
 NETWORK_FILESYSTEMS = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "afs", "davfs")
 ) | {"ncpfs", "gpfs", "beegfs", "ocfs2", "sshfs", "s3fs", "rclone"}
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
 EVERYBODY = 0x7FFFFFFF
@@ -255,8 +256,14 @@ class OsSystem:
 
     def open(self, path: str, *, create: bool = False) -> OsFile:
         """See `System`."""
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return OsFile(path, os.open(path, flags, 0o666))
+        if create:
+            return OsFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o666))
+        try:
+            return OsFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        except OSError as error:  # a log on a read-only disk can be checked
+            if error.errno not in READ_ONLY:
+                raise
+            return OsFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
     def create(self, path: str, size: int) -> OsFile:
         """See `System`."""
@@ -366,6 +373,6 @@ def named(error: OSError, doing: str, path: str) -> errors.HeadraceError:
     fact = f"{doing}: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return errors.DiskFull(fact, place=path)
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+    if error.errno in READ_ONLY:
         return errors.ReadOnlyDisk(fact, place=path)
     return errors.IoFailed(fact, place=path, errno=error.errno)

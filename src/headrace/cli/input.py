@@ -1,0 +1,660 @@
+"""Rows on their way in from text: lines of JSON to rows of a topic, bad ones set aside.
+
+JSON has fewer types than a topic, so values are converted by the type of their column, where
+nothing is lost: decimals from numbers (by their digits, not through a double) or text, binary from
+base64, times from ISO 8601, intervals from `P1DT2H3.5S`, floats also from "NaN" and "Infinity",
+maps from objects or arrays of pairs. Nothing else is converted: "1" is not a number.
+
+A line that cannot be a row becomes a `BadLine`, with its number and its reason, and the others go
+on. Where a row stood (`_position`, `_offset`, ...; what `--with-position` prints) is not kept,
+since the log gives it a new place, and is reported; `_headers` is kept.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import math
+import re
+import select
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import IO, Any, NamedTuple
+
+import pyarrow as pa
+
+from headrace.errors import BadInputLine, BadRows, BadUsage, HeadraceError, MissingKey, WrongType
+from headrace.model.ddl import TIMESTAMP, TIMESTAMP_NTZ, ddl_type
+from headrace.model.rows import Intake, opaque_rows
+from headrace.model.topic import Topic
+
+FORMATS = ("ndjson", "arrow", "lines")
+LINE_BYTES_MAX = 64 << 20
+BATCH_BYTES_MAX = 4 << 20
+PLACE = frozenset(("_position", "_partition", "_offset", "_sent_time", "_received_time"))
+HEADERS = "_headers"
+_types = pa.types
+
+Convert = Callable[[Any], Any]
+
+
+class Line(NamedTuple):
+    """A line of the input, without its end."""
+
+    number: int
+    """Counted from 1."""
+    data: bytes
+    cut: bool = False
+    """It was longer than `LINE_BYTES_MAX`; this is its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line, or a row of Arrow, that was set aside."""
+
+    number: int
+    code: str
+    """Of the catalogue: HR-LOG-015 for a wrong column, and so on."""
+    reason: str
+    column: str
+    data: bytes
+
+    @property
+    def text(self) -> str:
+        """What stood there, readable."""
+        return self.data.decode(errors="backslashreplace")
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it for the file of `--aside`; `base64` instead of `text` if it is no text."""
+        found: dict[str, Any] = {"line": self.number, "code": self.code, "reason": self.reason}
+        if self.column:
+            found["column"] = self.column
+        try:
+            found["text"] = self.data.decode()
+        except UnicodeDecodeError:
+            found["base64"] = b64encode(self.data).decode("ascii")
+        return found
+
+
+@dataclass(slots=True)
+class Taken:
+    """What became of some lines: a batch of the topic's schema, and those set aside."""
+
+    batch: pa.RecordBatch | None = None
+    headers: list[Mapping[str, bytes] | None] | pa.Array | None = None
+    bad: list[BadLine] = field(default_factory=list)
+    moved: bool = False
+    """Some rows said where they stood before."""
+
+
+# --- lines ----------------------------------------------------------------------------------------
+
+
+def lines_of(
+    stream: IO[bytes], *, lines_max: int, blank: bool, line_bytes_max: int = LINE_BYTES_MAX
+) -> Iterator[list[Line]]:
+    """Give the lines in groups: of `lines_max`, or what there is when no more waits to be read.
+
+    So a file goes in large groups, and a pipe that trickles is not kept waiting. `blank`: whether
+    a line of white space only counts as one (its number counts in any case).
+    """
+    group: list[Line] = []
+    size = 0
+    for line in _split(stream, line_bytes_max):
+        if line is None:
+            if group and not _more_waits(stream):
+                yield group
+                group, size = [], 0
+        elif blank or line.data.strip():
+            group.append(line)
+            size += len(line.data)
+            if len(group) >= lines_max or size >= BATCH_BYTES_MAX:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
+def _split(stream: IO[bytes], line_bytes_max: int) -> Iterator[Line | None]:
+    """Give the lines as they come, and None after each piece that was read."""
+    read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
+    number = held = 0
+    parts: list[bytes] = []
+
+    def line() -> Line:
+        data = b"".join(parts)
+        return Line(number, data[:line_bytes_max], cut=len(data) > line_bytes_max)
+
+    while chunk := read(1 << 18):
+        first, *rest = chunk.split(b"\n")
+        if held <= line_bytes_max:
+            parts.append(first)
+            held += len(first)
+        if rest:
+            number += 1
+            yield line()
+            for data in rest[:-1]:
+                number += 1
+                yield Line(number, data[:line_bytes_max], cut=len(data) > line_bytes_max)
+            parts, held = [rest[-1]], len(rest[-1])
+        yield None
+    if held:
+        number += 1
+        yield line()
+
+
+def _more_waits(stream: IO[bytes]) -> bool:
+    try:
+        return bool(select.select([stream.fileno()], [], [], 0)[0])
+    except (AttributeError, OSError, ValueError):  # not a real file: all of it is there
+        return True
+
+
+# --- lines to rows --------------------------------------------------------------------------------
+
+
+class LineIntake:
+    """Takes lines in for one topic, as it is now."""
+
+    def __init__(self, topic: Topic, form: str = "ndjson") -> None:
+        """Prepare the conversions; `form` is `ndjson` or `lines`."""
+        self.topic = topic
+        self._lines = form == "lines"
+        if self._lines and topic.value == "columns":
+            raise BadUsage(
+                f"topic '{topic.name}' has columns: a bare line cannot be a row of it",
+                fix="use --format ndjson",
+            )
+        schema = topic.schema.arrow
+        self._take = rows_intake(topic)
+        self._converts = [
+            (f.name, convert) for f in schema if (convert := conversion(f.type)) is not None
+        ]
+        exact = any(_has_decimal(f.type) for f in schema)
+        self._decode = json.JSONDecoder(
+            object_pairs_hook=_unique,
+            parse_constant=_refuse_constant,
+            parse_float=Decimal if exact else None,
+        ).decode
+
+    def __call__(self, lines: Sequence[Line]) -> Taken:
+        """Take lines in: a batch of all that are rows, and the others with their reasons."""
+        taken = Taken()
+        rows: list[Any] = []
+        headers: list[Mapping[str, bytes] | None] = []
+        good: list[Line] = []
+        for line in lines:
+            try:
+                row, header, moved = self._row(line)
+            except HeadraceError as error:
+                taken.bad.append(bad_line(error, line.number, line.data))
+                continue
+            rows.append(row)
+            headers.append(header)
+            good.append(line)
+            taken.moved |= moved
+        taken.batch, refused = sift(len(rows), lambda start, end: self._take(rows[start:end]))
+        for index, refusal in refused:
+            wrong = _reworded(refusal, rows[index], self.topic)
+            taken.bad.append(bad_line(wrong, good[index].number, good[index].data))
+        if refused:
+            out = {index for index, _ in refused}
+            headers = [header for index, header in enumerate(headers) if index not in out]
+            taken.bad.sort(key=lambda bad: bad.number)
+        if any(header is not None for header in headers):
+            taken.headers = headers
+        return taken
+
+    def _row(self, line: Line) -> tuple[Any, Mapping[str, bytes] | None, bool]:
+        """Give the row of a line, its headers, and whether it said where it stood."""
+        if line.cut:
+            raise BadInputLine(f"the line is longer than {LINE_BYTES_MAX >> 20} MiB")
+        if self._lines:
+            return self._bare(line.data), None, False
+        data = line.data
+        if line.number == 1:
+            data = data.removeprefix(b"\xef\xbb\xbf")
+        try:
+            text = data.decode()
+            value = self._decode(text)
+        except UnicodeDecodeError as error:
+            raise BadInputLine(f"not UTF-8 at byte {error.start}") from None
+        except json.JSONDecodeError as error:
+            raise BadInputLine(f"not JSON at character {error.pos + 1}: {error.msg}") from None
+        except (ValueError, RecursionError) as error:
+            raise BadInputLine(f"not JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise BadInputLine(f"{_shown(value)} is not an object with the topic's columns")
+        headers = _headers(value.pop(HEADERS)) if HEADERS in value else None
+        moved = not PLACE.isdisjoint(value)
+        if moved:
+            for name in PLACE:
+                value.pop(name, None)
+        if self.topic.value == "json":
+            self._known(value)
+            raw = raw_members(text).get("value")
+            return (value.get("key"), None if raw is None else raw.encode()), headers, moved
+        for name, convert in self._converts:
+            found = value.get(name)
+            if found is not None:
+                value[name] = _converted(convert, found, name)
+        if self.topic.value != "columns":
+            self._known(value)
+            return (value.get("key"), value.get("value")), headers, moved
+        return value, headers, moved
+
+    def _known(self, row: Mapping[str, Any]) -> None:
+        for name in row:
+            if name not in ("key", "value"):
+                what = f"a topic of {self.topic.value} has key and value"
+                raise BadInputLine(f"there is no column '{name}': {what}", column=name)
+
+    def _bare(self, data: bytes) -> Any:
+        if self.topic.value == "text":
+            try:
+                return data.decode()
+            except UnicodeDecodeError as error:
+                raise BadInputLine(f"not UTF-8 at byte {error.start}") from None
+        return data
+
+
+def rows_intake(topic: Topic) -> Callable[[Any], pa.RecordBatch]:
+    """Give what makes record batches of a topic's newest schema out of rows."""
+    place = f"topic '{topic.name}'"
+    if topic.value != "columns":
+        return lambda rows: opaque_rows(topic.value, rows, place=place)
+    defaults = {"_weight": 1} if topic.kind == "changes" else {}
+    return Intake(topic.schema.arrow, place=place, defaults=defaults)
+
+
+def sift(
+    count: int, take: Callable[[int, int], pa.RecordBatch]
+) -> tuple[pa.RecordBatch | None, list[tuple[int, HeadraceError]]]:
+    """Take `count` rows in, by halves where something is wrong: what is good, and what is not."""
+    good: list[pa.RecordBatch] = []
+    bad: list[tuple[int, HeadraceError]] = []
+
+    def some(start: int, end: int) -> None:
+        try:
+            good.append(take(start, end))
+        except HeadraceError as error:
+            if end - start == 1:
+                bad.append((start, error))
+                return
+            middle = (start + end) // 2
+            some(start, middle)
+            some(middle, end)
+
+    if count:
+        some(0, count)
+    if not good:
+        return None, bad
+    return good[0] if len(good) == 1 else pa.concat_batches(good), bad
+
+
+def bad_line(error: HeadraceError, number: int, data: bytes) -> BadLine:
+    """Say of a line what is wrong with it, in one line."""
+    column = error.details.get("column")
+    reason = error.fact
+    if isinstance(error, MissingKey) and column:
+        reason = f"column '{column}' is missing or null, and may not be"
+    elif column and f"'{column}'" not in reason:
+        reason = f"column '{column}': {reason}"
+    if error.fix.startswith("did you mean"):
+        reason += f" ({error.fix})"
+    return BadLine(number, error.code, reason, str(column or ""), data)
+
+
+def _reworded(error: HeadraceError, row: Any, topic: Topic) -> HeadraceError:
+    """Speak of a wrong value as it stands in JSON, not as Python has it."""
+    name = error.details.get("column")
+    if not isinstance(error, WrongType) or not isinstance(row, dict) or not isinstance(name, str):
+        return error
+    value = row.get(name)
+    if not isinstance(value, bool | int | float | str | list | dict | Decimal):
+        return error
+    kind = topic.schema.column(name).type
+    if _types.is_nested(kind) and isinstance(value, list | dict):
+        return error
+    spelled = ddl_type(kind)
+    what = "is not an" if spelled[0] in "aeiou" else "is not a"
+    if "does not fit" in error.fact:
+        what = "does not fit"
+    return WrongType(f"{_shown(value)} {what} {spelled}", column=name)
+
+
+def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(members)
+    if len(found) != len(members):
+        names = [name for name, _ in members]
+        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        raise BadInputLine(f"'{twice}' comes twice", column=twice)
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f'{name} needs quotes: "{name}"')
+
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_raw_decode = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_constant=_refuse_constant
+).raw_decode
+
+
+def raw_members(text: str) -> dict[str, str]:
+    """Give the members of a JSON object, each with its value as it is written; it is valid."""
+    found: dict[str, str] = {}
+    at = _space(text, _space(text, 0) + 1)
+    while text[at] != "}":
+        name, at = _raw_decode(text, at)
+        at = _space(text, _space(text, at) + 1)  # behind the colon
+        _, end = _raw_decode(text, at)
+        found[name] = text[at:end]
+        at = _space(text, end)
+        if text[at] == ",":
+            at = _space(text, at + 1)
+    return found
+
+
+def _space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def _shown(value: object) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError):
+        text = repr(value)
+    if isinstance(value, Decimal):
+        text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _headers(value: Any) -> Mapping[str, bytes] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise BadInputLine(f"{_shown(value)} is not an object of headers", column=HEADERS)
+    return {name: _header(name, one) for name, one in value.items()}
+
+
+def _header(name: str, value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode(errors="surrogatepass")
+    if isinstance(value, dict) and set(value) == {"base64"} and isinstance(value["base64"], str):
+        return bytes(_converted(_from_base64, value["base64"], HEADERS))
+    fact = f"header '{name}' is {_shown(value)}, not text or {{\"base64\": ...}}"
+    raise BadInputLine(fact, column=HEADERS)
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+class _No(Exception):
+    """A value that does not convert; its text ends the sentence that begins with the value."""
+
+
+def _converted(convert: Convert, value: Any, column: str) -> Any:
+    try:
+        return convert(value)
+    except _No as no:
+        raise WrongType(str(no), column=column) from None
+
+
+def conversion(kind: pa.DataType) -> Convert | None:
+    """Give what turns a value of JSON (not null) into one for the log; None: it stays as it is."""
+    if _types.is_list(kind):
+        inner = conversion(kind.value_type)
+        return None if inner is None else _list_conversion(inner)
+    if _types.is_struct(kind):
+        return _struct_conversion(kind)
+    if _types.is_map(kind):
+        return _map_conversion(kind)
+    for belongs, convert in _CONVERSIONS:
+        if belongs(kind):
+            return convert
+    return None
+
+
+def _list_conversion(inner: Convert) -> Convert:
+    def convert(value: Any) -> Any:
+        if not isinstance(value, list):
+            return value  # the log refuses it
+        return [None if item is None else inner(item) for item in value]
+
+    return convert
+
+
+def _struct_conversion(kind: pa.DataType) -> Convert | None:
+    fields = [(f.name, inner) for f in kind if (inner := conversion(f.type)) is not None]
+    if not fields:
+        return None
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, dict):
+            for name, inner in fields:
+                found = value.get(name)
+                if found is not None:
+                    value[name] = inner(found)
+        return value
+
+    return convert
+
+
+def _map_conversion(kind: pa.DataType) -> Convert:
+    of_key, of_item = conversion(kind.key_type), conversion(kind.item_type)
+    text_keys = not (
+        _types.is_integer(kind.key_type)
+        or _types.is_floating(kind.key_type)
+        or _types.is_boolean(kind.key_type)
+        or _types.is_nested(kind.key_type)
+    )
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, dict):
+            if not text_keys and value:
+                example = "[[1, ...], [2, ...]]"
+                raise _No(f"the keys are {ddl_type(kind.key_type)}: write pairs, like {example}")
+            value = list(value.items())
+        if not isinstance(value, list):
+            return value
+        found = []
+        for pair in value:
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise _No(f"{_shown(pair)} is not a pair of key and value")
+            key, item = pair
+            found.append(
+                (
+                    key if of_key is None or key is None else of_key(key),
+                    item if of_item is None or item is None else of_item(item),
+                )
+            )
+        return found
+
+    return convert
+
+
+def _has_decimal(kind: pa.DataType) -> bool:
+    if _types.is_decimal(kind):
+        return True
+    if not _types.is_nested(kind):
+        return False
+    return any(_has_decimal(kind.field(i).type) for i in range(kind.num_fields))
+
+
+_SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def _to_float(value: Any) -> Any:
+    if type(value) is float or isinstance(value, Decimal):
+        number = float(value)
+        if math.isinf(number):
+            raise _No(f"{'' if number > 0 else '-'}1e309 or more does not fit double")
+        return number
+    if isinstance(value, str):
+        if value not in _SPECIAL:
+            raise _No(f'{_shown(value)} is not a number, nor "NaN", "Infinity" or "-Infinity"')
+        return _SPECIAL[value]
+    return value
+
+
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
+
+
+def _to_decimal(value: Any) -> Any:
+    if isinstance(value, str):
+        if not _NUMBER.fullmatch(value):
+            raise _No(f"{_shown(value)} is not a decimal number")
+        return Decimal(value)
+    return value
+
+
+def _from_base64(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise _No(f"{_shown(value)} is not base64 text")
+    try:
+        return b64decode(value.encode("ascii"), validate=True)
+    except (binascii.Error, ValueError):
+        raise _No(f"{_shown(value)} is not base64") from None
+
+
+_CLOCK = r"\d\d:\d\d(?::\d\d(?:\.(?P<fraction>\d+))?)?"
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_TIME = re.compile(_CLOCK, re.ASCII)
+_MOMENT = re.compile(rf"\d{{4}}-\d\d-\d\d[T ]{_CLOCK}(?P<zone>Z|[+-]\d\d(?::?\d\d)?)?", re.ASCII)
+
+
+def _iso(pattern: re.Pattern[str], value: Any, what: str, example: str) -> re.Match[str]:
+    """Match ISO 8601, stricter than Python, which drops what is finer than microseconds."""
+    found = pattern.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise _No(f"{_shown(value)} is not {what} such as {example}")
+    if (found.groupdict().get("fraction") or "")[6:].strip("0"):
+        raise _No(f"{_shown(value)} is finer than a microsecond")
+    return found
+
+
+def _parsed(parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise _No(f"{_shown(text)}: {error}") from None
+
+
+def _to_date(value: Any) -> date:
+    _iso(_DATE, value, "a date", '"2024-01-31"')
+    found: date = _parsed(date.fromisoformat, value)
+    return found
+
+
+def _to_time(value: Any) -> time:
+    _iso(_TIME, value, "a time", '"12:30:00.5"')
+    found: time = _parsed(time.fromisoformat, value)
+    return found
+
+
+def _to_timestamp(value: Any) -> datetime:
+    _iso(_MOMENT, value, "a timestamp", '"2024-01-31T12:30:00Z"')
+    found: datetime = _parsed(datetime.fromisoformat, value)
+    return found
+
+
+def _to_local(value: Any) -> datetime:
+    match = _iso(_MOMENT, value, "a timestamp_ntz", '"2024-01-31T12:30:00"')
+    if match["zone"]:
+        raise _No(f"{_shown(value)} has a time zone, timestamp_ntz has none")
+    found: datetime = _parsed(datetime.fromisoformat, value)
+    return found
+
+
+_SPAN = re.compile(
+    r"(?P<sign>-?)P(?:(?P<days>\d+)D)?"
+    r"(?P<time>T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?"
+    r"(?:(?P<seconds>\d+)(?:\.(?P<fraction>\d+))?S)?)?",
+    re.ASCII,
+)
+
+
+def _to_span(value: Any) -> timedelta:
+    match = _iso(_SPAN, value, "an interval", '"P1DT2H30M4.5S"')
+    if match["time"] == "T" or value.endswith("P"):
+        raise _No(f"{_shown(value)} is not an interval: it names no part")
+    fraction = (match["fraction"] or "")[:6].ljust(6, "0")
+    try:
+        span = timedelta(
+            days=int(match["days"] or 0),
+            hours=int(match["hours"] or 0),
+            minutes=int(match["minutes"] or 0),
+            seconds=int(match["seconds"] or 0),
+            microseconds=int(fraction),
+        )
+    except (OverflowError, ValueError):
+        raise _No(f"{_shown(value)} does not fit an interval") from None
+    return -span if match["sign"] else span
+
+
+_CONVERSIONS: tuple[tuple[Callable[[pa.DataType], bool], Convert], ...] = (
+    (_types.is_floating, _to_float),
+    (_types.is_decimal, _to_decimal),
+    (_types.is_binary, _from_base64),
+    (_types.is_date, _to_date),
+    (TIMESTAMP.equals, _to_timestamp),
+    (TIMESTAMP_NTZ.equals, _to_local),
+    (_types.is_time, _to_time),
+    (_types.is_duration, _to_span),
+)
+
+
+# --- Arrow ----------------------------------------------------------------------------------------
+
+
+class ArrowIntake:
+    """Takes record batches of an Arrow stream in for one topic; bad rows are set aside too."""
+
+    def __init__(self, topic: Topic) -> None:
+        """For the topic as it is now."""
+        self.topic = topic
+        self._take = rows_intake(topic)
+
+    def __call__(self, batch: pa.RecordBatch, first: int) -> Taken:
+        """Take a batch in, whose first row has the number `first` in the stream.
+
+        A stream that does not have the topic's columns at all is an error of its own.
+        """
+        taken = Taken()
+        moved = [name for name in batch.schema.names if name in PLACE]
+        taken.moved = bool(moved)
+        headers = batch.column(HEADERS) if HEADERS in batch.schema.names else None
+        batch = batch.drop_columns([*moved, *([HEADERS] if headers is not None else [])])
+        self._take(batch.slice(0, 0))
+        taken.batch, refused = sift(
+            batch.num_rows, lambda start, end: self._take(batch.slice(start, end - start))
+        )
+        for index, error in refused:
+            row = json.dumps(batch.slice(index, 1).to_pylist()[0], default=str, ensure_ascii=False)
+            taken.bad.append(bad_line(error, first + index, row.encode()))
+        if headers is not None and headers.null_count < len(headers):
+            out = {index for index, _ in refused}
+            taken.headers = headers.take(
+                pa.array([i for i in range(len(headers)) if i not in out], pa.int64())
+            )
+        return taken
+
+
+def arrow_batches(stream: IO[bytes]) -> Iterator[pa.RecordBatch]:
+    """Give the record batches of an Arrow IPC stream."""
+    try:
+        with pa.ipc.open_stream(stream) as reader:
+            yield from reader
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise BadRows(
+            "the input is not a whole Arrow stream",
+            why=str(error).partition("\n")[0],
+            fix="write it with 'headrace topic read --format arrow' or pyarrow.ipc.new_stream()",
+        ) from error
