@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
 from typing import Never
 
@@ -87,10 +86,6 @@ def run(arguments: list[str]) -> int:
         return fail(error, 2 if isinstance(error, BadUsage) else 1)
     except (click.Abort, KeyboardInterrupt):
         return 130
-    except BrokenPipeError:
-        # Whoever read our output has seen enough. Keep Python from complaining when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def as_usage(error: click.ClickException) -> BadUsage:
