@@ -27,6 +27,7 @@ class Transaction:
         self._values: dict[str, Any] = {}
         self._expect: dict[str, int] = {}
         self._require: dict[str, int] = {}
+        self._tried = False
         self.receipt: Receipt | None = None
         """Set by the commit."""
 
@@ -85,8 +86,14 @@ class Transaction:
 
     def commit(self) -> Receipt:
         """Append the entry; see `log.append` for how it can end."""
-        if self.receipt is not None:
-            raise errors.BadRows("the transaction is committed already")
+        if self._tried:
+            raise errors.BadRows(
+                "the transaction was committed already, or its commit failed",
+                place="transaction",
+                why="a transaction is one entry, and is tried once",
+                fix="begin another with log.transaction()",
+            )
+        self._tried = True
         control: dict[str, Any] = {}
         if self._offsets:
             control["offsets"] = {
@@ -113,5 +120,5 @@ class Transaction:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         """Commit, unless the block raised or committed already."""
-        if kind is None and self.receipt is None:
+        if kind is None and not self._tried and self.receipt is None:
             self.commit()

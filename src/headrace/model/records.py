@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -77,18 +77,15 @@ class Piece:
     chunks: tuple[Chunk, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Consecutive rows of a batch that came from one entry."""
 
     rows: int
     position: int
     sent: int
     received: int
-    partitions: npt.NDArray[np.uint32]
-    """One per run."""
-    counts: npt.NDArray[np.uint32]
-    bases: npt.NDArray[np.uint64]
+    runs: npt.NDArray[Any]
+    """Structured: partition, rows and base (the first offset) of each run of rows."""
 
 
 class Batch:
@@ -131,7 +128,8 @@ class Batch:
     @property
     def partition(self) -> pa.Array:
         """The partition of each row."""
-        return pa.array(np.concatenate([np.repeat(s.partitions, s.counts) for s in self._spans]))
+        runs = np.concatenate([span.runs for span in self._spans])
+        return pa.array(np.repeat(runs["partition"], runs["rows"]))
 
     @property
     def offset(self) -> pa.Array:
@@ -176,7 +174,8 @@ class Batch:
 
 
 def _offsets(span: Span) -> npt.NDArray[np.uint64]:
-    starts = np.cumsum(span.counts, dtype=np.uint64) - span.counts
-    within = np.arange(span.rows, dtype=np.uint64) - np.repeat(starts, span.counts)
-    result: npt.NDArray[np.uint64] = np.repeat(span.bases, span.counts) + within
+    counts = span.runs["rows"]
+    starts = np.cumsum(counts, dtype=np.uint64) - counts
+    within = np.arange(span.rows, dtype=np.uint64) - np.repeat(starts, counts)
+    result: npt.NDArray[np.uint64] = np.repeat(span.runs["base"], counts) + within
     return result

@@ -128,12 +128,12 @@ def _with_weight(schema: Schema) -> Schema:
 
 
 def same_definition(found: Topic, asked: Topic) -> bool:
-    """Whether two topics are the same but for their place and their older versions."""
+    """Whether a topic is as asked for, in its newest schema version or an older one."""
     return (
         found.kind == asked.kind
         and found.value == asked.value
         and found.key == asked.key
         and found.event_time == asked.event_time
         and found.partitions == asked.partitions
-        and found.schema.arrow.equals(asked.schema.arrow)
+        and any(schema.arrow.equals(asked.schema.arrow) for schema in found.schemas)
     )

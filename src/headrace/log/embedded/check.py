@@ -117,6 +117,8 @@ class _Check:
             self.total = sum(end & OFFSET_MASK for end in closed.values())
             self.total += sum(self.pieces.size(name) for name in staged)
             self.unsynced = self._known_synced(last)
+            if place_of(self.unsynced)[0] > last:
+                self._problem(self.files.damage(address_of(place_of(self.unsynced)[0], 0)))
             previous: int | None = 0
             for number, end in sorted(closed.items()):
                 previous = self._file(number, end, previous, last=number == last)
@@ -244,7 +246,7 @@ class _Check:
                 self.named.add(name)
                 self.report.pieces += 1
             try:
-                file = self.pieces.open(name)
+                file = self.pieces.open(name, record.position)
             except errors.LogDamaged as damage:
                 self._problem(damage)
                 return

@@ -81,6 +81,8 @@ class Drafter:
             yield from rows
             return
         batch = part.batch(packer.arrow, packer.batch)
+        if not batch.num_rows:
+            return
         size = pa.ipc.get_record_batch_size(batch)
         if size > self.settings.append_bytes_max:
             raise errors.BatchTooLarge(

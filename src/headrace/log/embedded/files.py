@@ -8,9 +8,12 @@ it is damage or just the torn end of the log is for the caller to say.
 
 from __future__ import annotations
 
+import errno
 import re
 import threading
 from collections.abc import Iterator
+
+import pyarrow as pa
 
 from headrace import errors
 from headrace.log.embedded.format import (
@@ -58,9 +61,14 @@ class JournalFiles:
         if found is None:
             with self._guard:
                 path = self.path(number)
-                with os_errors("opening a journal file", path):
-                    file = self._system.open(path)
-                    found = self._open[number] = (file, file.size())
+                try:
+                    with os_errors("opening a journal file", path):
+                        file = self._system.open(path)
+                except errors.IoFailed as error:
+                    if error.details["errno"] != errno.ENOENT:
+                        raise
+                    raise self._missing(number) from None
+                found = self._open[number] = (file, file.size())
                 while len(self._open) > OPEN_FILES_MAX:
                     del self._open[next(iter(self._open))]  # closed when nobody uses it any more
         return found
@@ -81,7 +89,9 @@ class JournalFiles:
         data = file.pread(4096, offset)
         return self._decode(file, size, address, data, 0)
 
-    def _decode(self, file: File, size: int, address: int, data: bytes, at: int) -> Record | None:
+    def _decode(
+        self, file: File, size: int, address: int, data: bytes | pa.Buffer, at: int
+    ) -> Record | None:
         if len(data) - at < HEADER_BYTES:
             return None
         record = Record(data, at)
@@ -123,7 +133,7 @@ class JournalFiles:
 
     def walk(
         self, start: int, end: int, *, previous: int | None = None, bodies: bool = False
-    ) -> Iterator[tuple[Record, bytes, int]]:
+    ) -> Iterator[tuple[Record, pa.Buffer, int]]:
         """The records of one file in [start, end): (record, data, its place in data).
 
         With `bodies`, data holds the whole record. A record that is not intact or does not follow
@@ -132,18 +142,18 @@ class JournalFiles:
         number, offset = place_of(start)
         stop = end & OFFSET_MASK
         file, size = self.file(number)
-        data, base = b"", offset
+        data, base = pa.py_buffer(b""), offset
         while offset < stop:
             address = address_of(number, offset)
             at = offset - base
-            if at + HEADER_BYTES > len(data):
+            if at + HEADER_BYTES > data.size:
                 want = WINDOW_BYTES if bodies else HOP_BYTES
-                data, base, at = file.pread(min(want, stop - offset), offset), offset, 0
+                data, base, at = file.read(min(want, stop - offset), offset), offset, 0
             record = self._decode(file, size, address, data, at)
             if record is None or (previous is not None and record.previous != previous):
                 raise self.damage(address, previous)
-            if bodies and at + record.length > len(data):
-                data = file.pread(max(record.length, min(WINDOW_BYTES, stop - offset)), offset)
+            if bodies and at + record.length > data.size:
+                data = file.read(max(record.length, min(WINDOW_BYTES, stop - offset)), offset)
                 base, at = offset, 0
             yield record, data, at
             previous = record.checksum
@@ -170,11 +180,23 @@ class JournalFiles:
                 return
             start += len(data) - overlap
 
+    def intact_range(self, number: int) -> tuple[Record | None, Record | None]:
+        """The first and the last record of a file that chain, as far as nothing is wrong."""
+        first = last = None
+        try:
+            for record, _, _ in self.walk(address_of(number, 0), address_of(number + 1, 0) - 1):
+                first, last = first or record, record
+        except errors.LogDamaged:
+            pass  # or just the end: the caller knows
+        return first, last
+
     # -- damage -----------------------------------------------------------------------------
 
     def damage(self, address: int, previous: int | None = None) -> errors.LogDamaged:
         """The error for what is not a record at `address`: expected and found, and what follows."""
         number, offset = place_of(address)
+        if number not in self.numbers():
+            return self._missing(number)
         file, size = self.file(number)
         head = file.pread(HEADER_BYTES, offset)
         expected, found = "a record", "the end of the file"
@@ -197,6 +219,17 @@ class JournalFiles:
             expected=expected,
             found=found,
             resume_after=resume,
+        )
+
+    def _missing(self, number: int) -> errors.LogDamaged:
+        return errors.LogDamaged(
+            f"journal file {number} is missing",
+            place=self.path(number),
+            file=self.path(number),
+            offset=0,
+            expected="a journal file",
+            found="no file",
+            resume_after=None,
         )
 
     def _difference(

@@ -531,15 +531,41 @@ class Journal:
                     self.closed_files = checkpoint.files
                 else:
                     control.apply(record.control())
+            if self.live.words[shared.DAMAGED]:
+                self.closed_files = [
+                    *self.closed_files,
+                    *self._lost_files(last, list(control.by_id)),
+                ]
             self.control = control
             self._folded, self.catalog = last.control, last.catalog
+
+    def _lost_files(self, tail: Tail, topics: list[int]) -> Iterator[FileRange]:
+        """Files that no checkpoint names, because the next one is damaged: what they still hold."""
+        known = self.closed_files[-1].number if self.closed_files else 0
+        newest, _ = place_of(tail.end)
+        for number in self.files.numbers():
+            if known < number < newest:
+                first, last = self.files.intact_range(number)
+                if first is not None and last is not None:
+                    yield FileRange(
+                        number=number,
+                        end=place_of(last.end)[1],
+                        after=first.position,
+                        through=last.position,
+                        time_first=first.received,
+                        time_last=last.received,
+                        topics=topics,
+                        cut="damaged",
+                    )
 
     def forget(self) -> None:
         """Read the control state anew next time: shared memory was rebuilt."""
         self._folded, self.catalog = 0, -1
 
     def close(self) -> None:
-        """Close files and maps."""
+        """Close files, locks and maps."""
+        self.append_lock.abandon()
+        self.sync_lock.abandon()
         self.files.close()
         self.live.close()
 

@@ -130,7 +130,7 @@ class EmbeddedLog:
         `schema` is a Spark DDL string ("user bigint, url string"), a pyarrow schema, or "bytes",
         "json" or "text" for opaque values with an optional key. Rows with equal `key` go to one
         partition, for ever. `kind="changes"` adds `_weight` (+1 or -1, default +1) and `_op`.
-        With `exist_ok` an equal topic that is already there is given back.
+        With `exist_ok` a topic that is already there, and was once made so, is given back.
         """
         asked = define(name, schema, key, event_time, partitions, kind)
         while True:
@@ -241,7 +241,8 @@ class EmbeddedLog:
     def stage(self, topic: str, rows: Any, *, headers: HeadersOfRows | None = None) -> Piece:
         """Write rows, synced, without publishing them: `append` and transactions take the piece.
 
-        Rows that come as a RecordBatchReader are written as they come, in bounded memory.
+        Rows that come as a RecordBatchReader are written as they come, in bounded memory. Each time
+        an entry names a piece its rows are in the log once more: `expect` keeps it to once.
         """
         packer = self._packer(topic)
         sent = self._system.now_us()

@@ -145,18 +145,21 @@ class Pieces:
         for piece in pieces:
             self._system.unlink(self.path(piece.name))
 
-    def open(self, name: str) -> File:
-        """A piece that an entry names; gone means damage."""
+    def open(self, name: str, position: int) -> File:
+        """A piece that the entry at `position` names; gone means damage."""
         try:
             return self._system.open(self.path(name))
         except FileNotFoundError:
             raise errors.LogDamaged(
                 f"the piece {name} is missing",
                 place=self.path(name),
+                fix=f"what follows is intact: read on with after={position}; put the file back"
+                " from a backup to get the rest",
                 file=self.path(name),
                 offset=0,
                 expected="a staged piece",
                 found="no file",
+                resume_after=position,
             ) from None
 
 

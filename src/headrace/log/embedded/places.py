@@ -59,7 +59,7 @@ class Places:
         reached = self.reached
         if position > reached:
             raise self.bad(f"position {position} is not in the log yet")
-        if position <= self._journal.since:
+        if position <= self._journal.since and self._files.record(self.first()) is not None:
             return self.first()
         if position == reached:
             return self.limit
@@ -74,25 +74,10 @@ class Places:
             lambda file: file.time_last >= found, lambda record: record.received >= found
         )
 
-    def last_intact(self, number: int) -> int:
-        """The end of a file that no checkpoint names, because the one after it is damaged."""
-        end = address_of(number, 0)
-        try:
-            for record, _, _ in self._files.walk(end, address_of(number + 1, 0) - 1):
-                end = record.end
-        except errors.LogDamaged:
-            if not self._journal.live.words[shared.DAMAGED]:
-                raise
-        return end
-
     def _seek(
         self, file_wanted: Callable[[FileRange], bool], record_wanted: Callable[[Record], bool]
     ) -> int:
         ends = [address_of(file.number, file.end) for file in self._closed if file_wanted(file)]
-        if self._journal.live.words[shared.DAMAGED]:
-            known = self._closed[-1].number if self._closed else 0
-            lost = [n for n in self._files.numbers() if known < n < self._newest]
-            ends += [self.last_intact(number) for number in lost]
         for end in [*ends, self.limit]:
             start = address_of(place_of(end)[0], 0)
             while start < end:

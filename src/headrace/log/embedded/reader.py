@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from pyarrow.ipc import read_record_batch
 
 from headrace import errors
 from headrace.log.embedded import live as shared
@@ -35,7 +36,7 @@ from headrace.log.embedded.journal import Journal
 from headrace.log.embedded.packing import storage_schema
 from headrace.log.embedded.pieces import Pieces
 from headrace.log.embedded.places import Places, Start
-from headrace.model.evolution import upgrade
+from headrace.model.evolution import Upgrade
 from headrace.model.records import (
     HEADERS,
     HEADERS_COLUMN,
@@ -47,6 +48,8 @@ from headrace.model.schema import Schema
 from headrace.model.topic import Topic
 from headrace.settings import LogSettings
 
+ALONE_BYTES = 64 << 10
+"""An entry of this size begins a batch of its own: gathering is copying."""
 SMALL_PART = 16
 
 
@@ -63,11 +66,23 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Part:
-    """Rows of one section, decoded."""
+class Way:
+    """How rows of one topic that were written under one schema version are handed out."""
 
     wanted: Wanted
     target: Schema
+    stored: pa.Schema
+    """The columns in the journal."""
+    width: int
+    """How many of them are the topic's own; headers and transaction follow."""
+    upgrade: Upgrade | None
+    """None: as they were written."""
+
+
+class Part(NamedTuple):
+    """Rows of one section, decoded."""
+
+    way: Way
     data: pa.RecordBatch
     bytes: int
     span: Span
@@ -76,34 +91,47 @@ class Part:
 
 
 class Window:
-    """Whole small entries gathered for the next batches; bounded in rows and in memory kept."""
+    """Whole entries gathered for the next batches; bounded in rows and in memory kept."""
 
     def __init__(self, settings: LogSettings) -> None:
         """Empty."""
         self._settings = settings
-        self._counted = b""
+        self._counted: object = None
         self._rows = self._bytes = 0
+        self._alone = False
         self.parts: list[Part] = []
+        self.versions: dict[int, int] = {}
+        """topic id -> the schema version of its rows in this window."""
         self.position = 0
+        """Of the last entry that is in it."""
 
-    def add(self, parts: Iterable[Part | None], position: int, data: bytes) -> None:
+    def add(self, position: int, data: pa.Buffer, parts: Iterable[Part | None]) -> None:
         """Add one entry, read from `data`."""
         self.position = position
         for part in parts:
             if part is None:
                 continue
             self.parts.append(part)
+            self._alone = self._alone or part.bytes >= ALONE_BYTES
+            self.versions[part.way.wanted.topic.id] = part.way.target.version
             self._rows += part.span.rows
             self._bytes += part.bytes
             if data is not self._counted:  # it lives as long as the rows in it
                 self._counted = data
-                self._bytes += len(data)
+                self._bytes += data.size
 
-    @property
-    def full(self) -> bool:
-        """Whether it is time to hand the rows out."""
-        settings = self._settings
-        return self._rows >= settings.read_rows_max or self._bytes >= settings.read_bytes_max
+    def takes(self, found: list[tuple[Section, Way]]) -> bool:
+        """Whether one more entry with these sections may be added."""
+        full = self._rows >= self._settings.read_rows_max
+        if self._alone or full or self._bytes >= self._settings.read_bytes_max:
+            return False
+        for section, way in found:
+            version = way.target.version
+            if section.length >= ALONE_BYTES or section.piece:
+                return False
+            if self.versions.get(section.topic, version) != version:
+                return False
+        return True
 
 
 class Reading:
@@ -141,6 +169,7 @@ class Reading:
         self._wanted = {
             topic.id: Wanted(topic, topic.schema.version, chosen, {}) for topic in topics
         }
+        self._ways: dict[tuple[int, int, int], Way] = {}
         self._skip_through = after if after is not None else 0
         self._cursor = self._place(start, after)
         self._previous: int | None = None
@@ -195,6 +224,7 @@ class Reading:
             if self._follow:
                 self._limit = self._journal.live.words[shared.SYNCED]
             if self._cursor >= self._limit:
+                self._say_if_lost()
                 if not self._follow or not self._wait():
                     self._say_if_short()
                     return
@@ -203,7 +233,10 @@ class Reading:
             if self._cursor >= end:
                 self._next_file()
                 continue
-            yield from self._read_to(end)
+            try:
+                yield from self._read_to(end)
+            except errors.LogDamaged as damage:
+                raise self._with_way_on(damage) from None
 
     def _say_if_short(self) -> None:
         """A reading through a position that did not come within the timeout is not complete."""
@@ -215,6 +248,26 @@ class Reading:
                 place=self._journal.folder,
                 position=self._places.reached,
             )
+
+    def _say_if_lost(self) -> None:
+        """The end of a log whose newest part is gone is damage, not an end."""
+        damaged = self._journal.live.words[shared.DAMAGED]
+        if damaged >= self._limit:
+            raise self._files.damage(damaged)
+
+    def _with_way_on(self, damage: errors.LogDamaged) -> errors.LogDamaged:
+        """Where nothing behind the damage is left in its file, the next file is the way on."""
+        number, _ = place_of(self._cursor)
+        through = next((f.through for f in self._closed_files(number) if f.number == number), None)
+        if damage.details.get("resume_after") is not None or through is None:
+            return damage
+        return errors.LogDamaged(
+            damage.fact,
+            place=damage.place,
+            fix=f"the next file is intact: read on with after={through}; put this one back from a"
+            " backup to get the rest",
+            **{**damage.details, "resume_after": through},
+        )
 
     def _wait(self) -> bool:
         """Sleep until there is more; False when the timeout passed or the log was closed."""
@@ -242,7 +295,7 @@ class Reading:
         for closed in self._closed_files(number):
             if closed.number == number:
                 return address_of(number, closed.end)
-        return self._places.last_intact(number)
+        raise self._files.damage(self._cursor, self._previous)
 
     def _closed_files(self, number: int) -> list[Any]:
         files = self._journal.closed_files
@@ -274,39 +327,41 @@ class Reading:
                     if self._through is not None and record.position > self._through:
                         self._done = True
                         break
-                    found = [s for s in record.sections() if s.topic in self._wanted]
-                    large = any(section.piece for section in found)
-                    if window.parts and (large or window.full or self._new_version(window, found)):
+                    found = [
+                        (s, self._way(s)) for s in record.sections() if s.topic in self._wanted
+                    ]
+                    if window.parts and not window.takes(found):
                         yield from self._window(window)
                         window = Window(self._journal.settings)
-                    if large:
+                    if any(section.piece for section, _ in found):
                         yield from self._chunks(record, found, data, at)
                     else:
-                        window.add(
-                            [self._part(record, section, data, at) for section in found],
-                            record.position,
-                            data,
-                        )
+                        parts = [self._part(record, s, way, data, at) for s, way in found]
+                        window.add(record.position, data, parts)
                 self._cursor, self._previous = record.end, record.checksum
         except errors.LogDamaged:
             yield from self._window(window)  # what is intact before the damage comes first
             raise
         yield from self._window(window)
 
-    def _window(self, window: Window) -> Iterator[Batch]:
+    def _window(self, window: Window) -> list[Batch]:
+        if not window.parts:
+            return []
+        if len(window.versions) == 1:
+            return [self._batch(window.parts, window.position, last=True)]
         by_topic: dict[int, list[Part]] = {}
         for part in window.parts:
-            by_topic.setdefault(part.wanted.topic.id, []).append(part)
-        for index, group in enumerate(by_topic.values()):
-            yield self._batch(group, window.position, last=index == len(by_topic) - 1)
+            by_topic.setdefault(part.way.wanted.topic.id, []).append(part)
+        groups = list(by_topic.values())
+        return [self._batch(group, window.position, last=group is groups[-1]) for group in groups]
 
     def _chunks(
-        self, record: Record, found: list[Section], data: bytes, at: int
+        self, record: Record, found: list[tuple[Section, Way]], data: pa.Buffer, at: int
     ) -> Iterator[Batch]:
         """A large entry, section by section; only the last batch ends it."""
         waiting: Part | None = None
-        for section in found:
-            part = self._part(record, section, data, at)
+        for section, way in found:
+            part = self._part(record, section, way, data, at)
             if part is None:
                 continue
             if waiting is not None:
@@ -316,45 +371,62 @@ class Reading:
             yield self._batch([waiting], record.position, last=True)
 
     def _batch(self, parts: list[Part], position: int, *, last: bool) -> Batch:
-        batches = [part.data for part in parts]
-        data = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        first = parts[0]
         extra: dict[str, pa.Array] = {}
-        if any(part.headers is not None for part in parts):
-            extra[HEADERS_COLUMN] = pa.concat_arrays(
-                [
-                    p.headers if p.headers is not None else pa.nulls(p.span.rows, HEADERS)
-                    for p in parts
-                ]
-            )
-        if any(part.transaction is not None for part in parts):
-            extra[TRANSACTION_COLUMN] = pa.concat_arrays(
-                [
-                    p.transaction
-                    if p.transaction is not None
-                    else pa.array(np.zeros(p.span.rows, np.uint32))
-                    for p in parts
-                ]
-            )
+        if len(parts) == 1:
+            data, spans = first.data, [first.span]
+            if first.headers is not None:
+                extra[HEADERS_COLUMN] = first.headers
+            if first.transaction is not None:
+                extra[TRANSACTION_COLUMN] = first.transaction
+        else:
+            data = pa.concat_batches([part.data for part in parts])
+            spans = [part.span for part in parts]
+            if any(part.headers is not None for part in parts):
+                extra[HEADERS_COLUMN] = pa.concat_arrays(
+                    [
+                        p.headers if p.headers is not None else pa.nulls(p.span.rows, HEADERS)
+                        for p in parts
+                    ]
+                )
+            if any(part.transaction is not None for part in parts):
+                extra[TRANSACTION_COLUMN] = pa.concat_arrays(
+                    [
+                        p.transaction
+                        if p.transaction is not None
+                        else pa.array(np.zeros(p.span.rows, np.uint32))
+                        for p in parts
+                    ]
+                )
         return Batch(
-            parts[0].wanted.topic.name,
+            first.way.wanted.topic.name,
             data,
-            [part.span for part in parts],
+            spans,
             position=position,
             last=last,
-            schema_version=parts[0].target.version,
+            schema_version=first.way.target.version,
             extra=extra,
         )
 
     # -- one section ------------------------------------------------------------------------
 
-    def _new_version(self, window: Window, found: list[Section]) -> bool:
-        """Whether one of the sections cannot stand in one batch with the rows gathered."""
-        versions = {part.wanted.topic.id: part.target.version for part in window.parts}
-        return any(
-            versions.get(section.topic, target) != target
-            for section in found
-            for target in [self._target(self._wanted[section.topic], section).version]
-        )
+    def _way(self, section: Section) -> Way:
+        """How to hand out the rows of this section; found once for each schema version."""
+        key = (section.topic, section.schema, section.flags)
+        way = self._ways.get(key)
+        if way is None:
+            wanted = self._wanted[section.topic]
+            target = self._target(wanted, section)
+            written = wanted.topic.schemas[section.schema - 1]
+            same = self._columns is None and written is target
+            way = self._ways[key] = Way(
+                wanted=wanted,
+                target=target,
+                stored=storage_schema(written.arrow, section.flags),
+                width=len(written.arrow),
+                upgrade=None if same else Upgrade(written, target, self._columns),
+            )
+        return way
 
     def _target(self, wanted: Wanted, section: Section) -> Schema:
         """The version in which rows are handed out: the newest of their generation known."""
@@ -367,43 +439,39 @@ class Reading:
         same = [s for s in topic.schemas[:floor] if s.generation == written.generation]
         return same[-1]
 
-    def _part(self, record: Record, section: Section, data: bytes, at: int) -> Part | None:
-        wanted = self._wanted[section.topic]
+    def _part(
+        self, record: Record, section: Section, way: Way, data: pa.Buffer, at: int
+    ) -> Part | None:
+        wanted = way.wanted
         runs = section.runs
-        keep = self._kept_rows(wanted, runs)
-        if keep is not None and not keep.any():
-            return None
-        target = self._target(wanted, section)
-        written = wanted.topic.schemas[section.schema - 1]
-        buffer = self._rows(record, section, data, at)
-        batch = pa.ipc.read_record_batch(buffer, storage_schema(written.arrow, section.flags))
-        width = len(written.arrow)
+        keep = None
+        if wanted.partitions is not None or wanted.offsets:
+            keep = self._kept_rows(wanted, runs)
+            if not keep.any():
+                return None
+        batch = read_record_batch(self._rows(record, section, data, at), way.stored)
         headers = transaction = None
         if section.flags:
             if section.flags & WITH_HEADERS:
-                headers = batch.column(width)
+                headers = batch.column(way.width)
             if section.flags & WITH_TRANSACTION:
                 transaction = batch.column(batch.num_columns - 1)
-            batch = batch.select(range(width))
-        batch = upgrade(batch, written, target, self._columns)
-        partitions, counts, bases = runs["partition"], runs["rows"], runs["base"]
+            batch = batch.select(range(way.width))
+        if way.upgrade is not None:
+            batch = way.upgrade(batch)
         rows = section.rows
         if keep is not None and not keep.all():
             mask = pa.array(keep)
             batch = batch.filter(mask)
             headers = headers.filter(mask) if headers is not None else None
             transaction = transaction.filter(mask) if transaction is not None else None
-            partitions, counts, bases = _filtered(runs, keep)
+            runs = _filtered(runs, keep)
             rows = batch.num_rows
-        span = Span(
-            rows, record.position, section.sent_time, record.received, partitions, counts, bases
-        )
-        return Part(wanted, target, batch, section.length, span, headers, transaction)
+        span = Span(rows, record.position, section.sent_time, record.received, runs)
+        return Part(way, batch, section.length, span, headers, transaction)
 
     def _kept_rows(self, wanted: Wanted, runs: Any) -> Any:
-        """A mask of the rows wanted, or None for all of them."""
-        if wanted.partitions is None and not wanted.offsets:
-            return None
+        """A mask of the rows wanted."""
         masks = []
         for partition, rows, base in runs.tolist():
             mask = np.ones(rows, bool)
@@ -415,17 +483,17 @@ class Reading:
             masks.append(mask)
         return np.concatenate(masks)
 
-    def _rows(self, record: Record, section: Section, data: bytes, at: int) -> pa.Buffer:
+    def _rows(self, record: Record, section: Section, data: pa.Buffer, at: int) -> pa.Buffer:
         if section.piece == 0:
             start = at + record.body_offset + section.offset
             if section.length * SMALL_PART < len(data):  # do not keep the rest for these few
-                buffer = pa.py_buffer(data[start : start + section.length])
+                buffer = pa.py_buffer(data[start : start + section.length].to_pybytes())
             else:
-                buffer = pa.py_buffer(data).slice(start, section.length)
+                buffer = data.slice(start, section.length)
             path = ""
         else:
             name = record.control()["pieces"][section.piece - 1]
-            file = self._pieces.open(name)
+            file = self._pieces.open(name, record.position)
             buffer = pa.py_buffer(file.pread(section.length, section.offset))
             file.close()
             path = self._pieces.path(name)
@@ -435,10 +503,11 @@ class Reading:
         return buffer
 
 
-def _filtered(runs: Any, keep: Any) -> tuple[Any, Any, Any]:
+def _filtered(runs: Any, keep: Any) -> Any:
     """Runs of the rows kept: each run loses rows at its front, or all of them."""
     starts = np.cumsum(runs["rows"], dtype=np.int64) - runs["rows"]
     counts = np.add.reduceat(keep, starts, dtype=np.int64).astype(np.uint32)
-    present = counts > 0
-    lost = (runs["rows"] - counts).astype(np.uint64)
-    return runs["partition"][present], counts[present], (runs["base"] + lost)[present]
+    kept = runs.copy()
+    kept["base"] += (runs["rows"] - counts).astype(np.uint64)
+    kept["rows"] = counts
+    return kept[counts > 0]

@@ -41,6 +41,7 @@ from headrace.log.embedded.format import (
     Record,
     address_of,
     checksum,
+    place_of,
 )
 from headrace.log.embedded.journal import MARKER, Journal
 from headrace.log.embedded.live import Tail
@@ -201,7 +202,8 @@ def recover(journal: Journal) -> None:
     headers = (first, *records, *survivors)
     synced = max([synced, witness, *(record.synced for record in headers)])
     if damaged is None and synced > end:
-        damaged = end
+        lost = place_of(synced)[0]
+        damaged = end if lost == newest else address_of(lost, 0)
     if damaged is not None:
         _open_damaged(journal, first, records, damaged)
         return
@@ -303,8 +305,9 @@ def _open_damaged(journal: Journal, first: Record, records: list[Record], damage
     """Show what is intact, refuse appends, change nothing on the disk."""
     tail, _, _ = _rebuild(journal, first, records)
     last = records[-1] if records else first
-    for record in journal.files.found_after(damaged):
-        last = record
+    if place_of(damaged)[0] in journal.files.numbers():
+        for record in journal.files.found_after(damaged):
+            last = record
     tail = tail._replace(end=last.end, position=last.position, checksum=last.checksum)
     journal.live.publish(tail)
     journal.publish_synced(tail)

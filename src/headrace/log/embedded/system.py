@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+import pyarrow as pa
+
 from headrace import errors
 
 Buffer = bytes | bytearray | memoryview
@@ -31,6 +33,9 @@ class File(Protocol):
 
     def pread(self, length: int, offset: int) -> bytes:
         """Up to `length` bytes at `offset`; fewer only at the end of the file."""
+
+    def read(self, length: int, offset: int) -> pa.Buffer:
+        """As `pread`, into memory of Arrow's pool, which is warm where that of `bytes` is not."""
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """Write all buffers, one after the other, at `offset`; all of it, or raise."""
@@ -171,6 +176,17 @@ class OsFile:
                 break
             data += more
         return data
+
+    def read(self, length: int, offset: int) -> pa.Buffer:
+        """See `File`."""
+        buffer = pa.allocate_buffer(length)
+        done = os.preadv(self._fd, [buffer], offset)
+        while done < length:  # a signal or the end of the file
+            more = os.preadv(self._fd, [memoryview(buffer)[done:]], offset + done)
+            if not more:
+                return buffer.slice(0, done)
+            done += more
+        return buffer
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """See `File`."""

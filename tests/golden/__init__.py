@@ -1,0 +1,1 @@
+"""Folders written by each version of the format, which every later program must read."""

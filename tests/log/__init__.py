@@ -1,0 +1,1 @@
+"""Tests of the embedded log, on the real filesystem, one promise each."""

@@ -1,0 +1,466 @@
+"""Every error of the catalogue, provoked for real: by a call, a disk, a signal or a damaged file.
+
+Caught: a code that nothing raises any more or that no test provokes, an error without a place or a
+fix, a text with a hole in it, a code that the page of errors does not have. Not caught: whether the
+advice helps; a reader must judge that. Where the surroundings do not allow the real thing (no mount
+without root) the operating system's answer is put in by hand.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xxhash import xxh3_64_hexdigest
+
+import headrace as hr
+from headrace import errors
+from headrace.cli.main import as_usage, cli
+from headrace.log.embedded import system
+from headrace.log.embedded.log import EmbeddedLog
+from headrace.log.producer import Producer
+from tests.log.kit import Child, Machine, flip, machine_log
+
+ERRORS_PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
+
+
+@dataclass
+class Bench:
+    """Where an error is provoked."""
+
+    folder: str
+    stack: ExitStack
+    patch: pytest.MonkeyPatch
+
+    def log(self, **settings: Any) -> EmbeddedLog:
+        """A log with the topic t (a bigint not null, b string, key a, two partitions)."""
+        log = self.stack.enter_context(hr.connect(self.folder, **settings))
+        log.create_topic("t", "a bigint not null, b string", key="a", partitions=2, exist_ok=True)
+        return log
+
+    def machine_log(self, **settings: Any) -> tuple[EmbeddedLog, Machine]:
+        machine = Machine()
+        log = machine_log(self.folder, machine, background=False, **settings)
+        self.stack.callback(log.close)
+        log.create_topic("t", "a bigint")
+        return log, machine
+
+
+Provocation = Callable[[Bench], object]
+PROVOCATIONS: dict[str, list[Provocation]] = {}
+
+
+def provokes(*codes: str) -> Callable[[Provocation], Provocation]:
+    """Mark a function that ends in the error of this code."""
+
+    def register(function: Provocation) -> Provocation:
+        for code in codes:
+            PROVOCATIONS.setdefault(code, []).append(function)
+        return function
+
+    return register
+
+
+# --- the log as a folder --------------------------------------------------------------------------
+
+
+@provokes("HR-LOG-001")
+def foreign_files(bench: Bench) -> None:
+    os.makedirs(bench.folder)
+    Path(bench.folder, "holiday.jpg").touch()
+    hr.connect(bench.folder)
+
+
+@provokes("HR-LOG-001")
+def a_file(bench: Bench) -> None:
+    Path(bench.folder).touch()
+    hr.connect(bench.folder)
+
+
+@provokes("HR-LOG-001")
+def not_there(bench: Bench) -> None:
+    hr.connect(bench.folder, create=False)
+
+
+@provokes("HR-LOG-001")
+def check_of_no_log(bench: Bench) -> None:
+    from headrace.log.embedded.check import check
+
+    os.makedirs(bench.folder)
+    check(system.OsSystem(), bench.folder)
+
+
+@provokes("HR-LOG-002")
+def newer_format(bench: Bench) -> None:
+    bench.log().close()
+    path = Path(bench.folder, "headrace.json")
+    content = json.loads(path.read_text())
+    content["format"] = 2
+    content["checksum"] = xxh3_64_hexdigest(f"2 {content['log']}".encode())
+    path.write_text(json.dumps(content))
+    hr.connect(bench.folder)
+
+
+@provokes("HR-LOG-003")
+def network_filesystem(bench: Bench) -> None:
+    bench.patch.setattr(system, "filesystem_of", lambda path: "nfs4")
+    hr.connect(bench.folder)
+
+
+ROOT = os.geteuid() == 0
+
+
+def may_mount() -> bool:
+    """Whether this process can have mounts of its own."""
+    if not ROOT or shutil.which("unshare") is None:
+        return False
+    command = ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+IN_A_MOUNT = """
+import pickle, sys
+import headrace as hr
+from headrace import errors
+try:
+    log = hr.connect(sys.argv[1], journal_bytes_first=16384, journal_bytes_max=32768)
+    log.create_topic("t", "a string", exist_ok=True)
+    for _ in range(10000):
+        log.append("t", [{"a": "x" * 5000}])
+except errors.HeadraceError as error:
+    sys.stdout.write(pickle.dumps(error).hex())
+"""
+
+
+def in_a_mount(folder: str, mount: str) -> None:
+    """Append to a log in a folder that a shell command has mounted, and raise what came of it."""
+    script = f'{mount} && exec "$0" "$@"'
+    command = ["unshare", "-m", "sh", "-c", script, sys.executable, "-c", IN_A_MOUNT, folder]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    raise pickle.loads(bytes.fromhex(done.stdout))
+
+
+@provokes("HR-LOG-004")
+def read_only(bench: Bench) -> None:
+    bench.log().close()
+    folder = bench.folder
+    if may_mount():
+        in_a_mount(folder, f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder}")
+    elif not ROOT:
+        shutil.rmtree(os.path.join(folder, "live"))
+        os.chmod(folder, 0o555)
+        bench.stack.callback(os.chmod, folder, 0o755)
+        hr.connect(folder)
+    else:
+        refused_by_the_system(bench, errno.EROFS)
+
+
+def refused_by_the_system(bench: Bench, number: int) -> None:
+    def refuse(self: Any, path: str, size: int) -> Any:
+        raise OSError(number, os.strerror(number), path)
+
+    bench.patch.setattr(system.OsSystem, "map", refuse)
+    hr.connect(bench.folder)
+
+
+@provokes("HR-LOG-004")
+def not_permitted(bench: Bench) -> None:
+    refused_by_the_system(bench, errno.EACCES)
+
+
+@provokes("HR-LOG-005")
+def full_disk(bench: Bench) -> None:
+    if may_mount():
+        os.makedirs(bench.folder)
+        in_a_mount(bench.folder, f"mount -t tmpfs -o size=200k none {bench.folder}")
+    no_room(bench, errno.ENOSPC)
+
+
+@provokes("HR-LOG-005")
+def quota(bench: Bench) -> None:
+    no_room(bench, errno.EDQUOT)
+
+
+def no_room(bench: Bench, number: int) -> None:
+    log, machine = bench.machine_log()
+    failures = iter([OSError(number, os.strerror(number))])
+    machine.fails = lambda call, path: next(failures, None) if call == "pwritev" else None
+    log.append("t", [{"a": 1}])
+
+
+@provokes("HR-LOG-006")
+def damaged_rows(bench: Bench) -> None:
+    log = bench.log()
+    log.append("t", [{"a": 1, "b": "a text that can be found"}])
+    path = os.path.join(bench.folder, "journal", "00000001.log")
+    flip(path, Path(path).read_bytes().index(b"a text that"))
+    list(log.read("t"))
+
+
+@provokes("HR-LOG-006")
+def missing_journal(bench: Bench) -> None:
+    bench.log().close()
+    shutil.rmtree(os.path.join(bench.folder, "journal"))
+    shutil.rmtree(os.path.join(bench.folder, "live"))
+    hr.connect(bench.folder)
+
+
+@provokes("HR-LOG-007")
+def failed_sync(bench: Bench) -> None:
+    log, machine = bench.machine_log()
+    error = OSError(errno.EIO, "Input/output error")
+    machine.fails = lambda call, path: error if call == "fdatasync" else None
+    with pytest.raises(errors.Unknown):
+        log.append("t", [{"a": 1}])
+    log.append("t", [{"a": 2}])
+
+
+@provokes("HR-LOG-008")
+def stopped_holder(bench: Bench) -> None:
+    log = bench.log(lock_timeout_seconds=0.2)
+    code = "log = hr.connect(folder); log.journal.append_lock.acquire(5); say(1); time.sleep(60)"
+    child = bench.stack.enter_context(Child(bench.folder, code))
+    child.line()
+    os.kill(child.pid, signal.SIGSTOP)
+    time.sleep(0.1)
+    with pytest.raises(errors.LockTimeout) as caught:
+        log.append("t", [{"a": 1}])
+    child.kill()
+    assert str(child.pid) in caught.value.fact
+    assert "stopped" in caught.value.render()
+    raise caught.value
+
+
+@provokes("HR-LOG-009")
+def closed(bench: Bench) -> None:
+    log = bench.log()
+    log.close()
+    log.append("t", [{"a": 1}])
+
+
+# --- topics and rows ------------------------------------------------------------------------------
+
+
+@provokes("HR-LOG-010")
+def unknown_topic(bench: Bench) -> None:
+    bench.log().read("tt")
+
+
+@provokes("HR-LOG-011")
+def topic_exists(bench: Bench) -> None:
+    bench.log().create_topic("t", "a bigint")
+
+
+@provokes("HR-LOG-012")
+def bad_topic_name(bench: Bench) -> None:
+    bench.log().create_topic("no spaces", "a bigint")
+
+
+@provokes("HR-LOG-013")
+def bad_schema(bench: Bench) -> None:
+    bench.log().create_topic("u", "a number")
+
+
+@provokes("HR-LOG-014")
+def schema_change_refused(bench: Bench) -> None:
+    bench.log().alter_topic("t", add="c int not null")
+
+
+@provokes("HR-LOG-015")
+def wrong_column(bench: Bench) -> None:
+    bench.log().append("t", [{"a": 1, "c": 2}])
+
+
+@provokes("HR-LOG-016")
+def wrong_type(bench: Bench) -> None:
+    bench.log().append("t", [{"a": "one"}])
+
+
+@provokes("HR-LOG-017")
+def missing_key(bench: Bench) -> None:
+    bench.log().append("t", [{"b": "x"}])
+
+
+@provokes("HR-LOG-018")
+def batch_too_large(bench: Bench) -> None:
+    bench.log(append_bytes_max=1000).append("t", [{"a": 1, "b": "x" * 5000}])
+
+
+@provokes("HR-LOG-019")
+def bad_rows(bench: Bench) -> None:
+    bench.log().append("t", 5)
+
+
+@provokes("HR-LOG-019")
+def bad_headers(bench: Bench) -> None:
+    bench.log().append("t", [{"a": 1}], headers=[{}, {}])
+
+
+@provokes("HR-LOG-019")
+def bad_condition(bench: Bench) -> None:
+    bench.log().append("t", [{"a": 1}], expect={"x": -1})
+
+
+@provokes("HR-LOG-020")
+def conflict(bench: Bench) -> None:
+    bench.log().append("t", [{"a": 1}], expect={"x": 3})
+
+
+@provokes("HR-LOG-021")
+def unknown(bench: Bench) -> None:
+    log, machine = bench.machine_log()
+    error = OSError(errno.EIO, "Input/output error")
+    machine.fails = lambda call, path: error if call == "fdatasync" else None
+    log.append("t", [{"a": 1}])
+
+
+@provokes("HR-LOG-022")
+def fenced(bench: Bench) -> None:
+    log = bench.log()
+    zombie = log.writer("w")
+    log.writer("w")
+    zombie.append("t", [{"a": 1}])
+
+
+@provokes("HR-LOG-023")
+def bad_position(bench: Bench) -> None:
+    log = bench.log()
+    log.read("t", after=log.position + 1)
+
+
+@provokes("HR-LOG-023")
+def bad_offset(bench: Bench) -> None:
+    bench.log().read("t", start={0: 99})
+
+
+@provokes("HR-LOG-024")
+def piece_invalid(bench: Bench) -> None:
+    log = bench.log()
+    piece = log.stage("t", [{"a": 1}])
+    os.unlink(os.path.join(bench.folder, "pieces", piece.name))
+    log.append("t", piece)
+
+
+@provokes("HR-LOG-025")
+def reserved_name(bench: Bench) -> None:
+    bench.log().create_topic("u", "_mine bigint")
+
+
+@provokes("HR-LOG-026")
+def wait_timeout(bench: Bench) -> None:
+    log = bench.log()
+    log.wait(log.position + 1, timeout=0.01)
+
+
+@provokes("HR-LOG-027")
+def bad_input_line(bench: Bench) -> None:
+    bench.log()
+    lines = Path(bench.folder + ".ndjson")
+    lines.write_text('{"a": 1}\n{"a": \n')
+    command = ["topic", "append", "t", "--log", bench.folder, "--file", str(lines), "--strict"]
+    cli.main(command, prog_name="headrace", standalone_mode=False)
+
+
+@provokes("HR-LOG-028")
+def producer_full(bench: Bench) -> None:
+    class Never:
+        def append(self, topic: str, rows: Any, *, headers: Any = None) -> Any:
+            time.sleep(0.5)
+            return bench.log().append(topic, rows)
+
+    producer = Producer(Never(), "t", rows_max=1, batch_rows_max=1, timeout_seconds=0.05)
+    bench.stack.callback(producer.close)
+    for a in range(3):
+        producer.send({"a": a})
+
+
+@provokes("HR-LOG-029")
+def io_failed(bench: Bench) -> None:
+    log, machine = bench.machine_log()
+    failures = iter([OSError(errno.EIO, "Input/output error")])
+    machine.fails = lambda call, path: next(failures, None) if call == "pwritev" else None
+    log.append("t", [{"a": 1}])
+
+
+@provokes("HR-LOG-030")
+def bad_setting(bench: Bench) -> None:
+    hr.connect(bench.folder, durability="sometimes")
+
+
+@provokes("HR-LOG-030")
+def unknown_setting(bench: Bench) -> None:
+    hr.connect(bench.folder, durabilty="fsync")
+
+
+@provokes("HR-LOG-030")
+def kafka(bench: Bench) -> None:
+    hr.connect("kafka://localhost:9092")
+
+
+@provokes("HR-CLI-001")
+def bad_usage(bench: Bench) -> None:
+    import click
+
+    try:
+        cli.main(["topic", "lst"], prog_name="headrace", standalone_mode=False)
+    except click.ClickException as error:
+        raise as_usage(error) from error
+
+
+# --- the walk -------------------------------------------------------------------------------------
+
+HOLES = re.compile(r"\{[a-z_.]*\}|\bNone\b|<[a-z_. ]+ object|%[sd]|\S  +|\bTODO\b")
+CASES = [(code, function) for code, functions in PROVOCATIONS.items() for function in functions]
+
+
+@pytest.mark.parametrize("code", errors.catalogue())
+def test_every_code_is_provoked_and_documented(code: str) -> None:
+    """Each code of the catalogue has a provocation here and its text on the page of errors. R-D3"""
+    assert code in PROVOCATIONS, f"nothing here provokes {code}"
+    assert f"## {code}:" in ERRORS_PAGE.read_text()
+
+
+def test_nothing_else_is_provoked() -> None:
+    """Every provocation is for a code that there is. R-D3"""
+    assert set(PROVOCATIONS) <= set(errors.catalogue())
+
+
+@pytest.mark.parametrize(
+    ("code", "provocation"), CASES, ids=[f"{code}-{function.__name__}" for code, function in CASES]
+)
+def test_an_error_says_what_where_and_what_to_do(
+    code: str, provocation: Provocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Provoked, an error has its code, a fact, a place, a reason and a fix, and no holes. R-D3"""
+    with ExitStack() as stack:
+        stack.callback(monkeypatch.undo)
+        bench = Bench(str(tmp_path / "log"), stack, monkeypatch)
+        with pytest.raises(errors.HeadraceError) as caught:
+            provocation(bench)
+    error = caught.value
+    assert error.code == code, str(error)
+    assert type(error) is errors.catalogue()[code]
+    head, *rest = error.render().splitlines()
+    assert head == f"error[{code}]: {error.fact}"
+    assert error.fact
+    assert error.fact == error.fact.strip().rstrip(".")
+    expected = ["why", "fix"] if code == "HR-CLI-001" else ["at", "why", "fix"]
+    assert [line.split(":")[0].strip() for line in rest] == expected, error.render()
+    assert not HOLES.search(error.render()), error.render()
+    assert json.loads(json.dumps(error.to_json()))["code"] == code
+    again = pickle.loads(pickle.dumps(error))
+    assert again.render() == error.render()
