@@ -22,6 +22,7 @@ from pyarrow.ipc import read_record_batch
 
 from headrace import errors
 from headrace.log.embedded import live as shared
+from headrace.log.embedded.checkpoint import FileRange
 from headrace.log.embedded.format import (
     ENTRY,
     WITH_HEADERS,
@@ -258,16 +259,15 @@ class Reading:
     def _with_way_on(self, damage: errors.LogDamaged) -> errors.LogDamaged:
         """Where nothing behind the damage is left in its file, the next file is the way on."""
         number, _ = place_of(self._cursor)
-        through = next((f.through for f in self._closed_files(number) if f.number == number), None)
+        through = next((f.through for f in self._closed_files() if f.number == number), None)
         if damage.details.get("resume_after") is not None or through is None:
             return damage
-        return errors.LogDamaged(
-            damage.fact,
-            place=damage.place,
-            fix=f"the next file is intact: read on with after={through}; put this one back from a"
-            " backup to get the rest",
-            **{**damage.details, "resume_after": through},
+        damage.details["resume_after"] = through
+        damage.fix = (
+            f"the next file is intact: read on with after={through}; put this one back from a"
+            " backup to get the rest"
         )
+        return damage
 
     def _wait(self) -> bool:
         """Sleep until there is more; False when the timeout passed or the log was closed."""
@@ -292,14 +292,16 @@ class Reading:
         number, _ = place_of(self._cursor)
         if number == place_of(self._limit)[0]:
             return self._limit
-        for closed in self._closed_files(number):
+        for closed in self._closed_files():
             if closed.number == number:
                 return address_of(number, closed.end)
         raise self._files.damage(self._cursor, self._previous)
 
-    def _closed_files(self, number: int) -> list[Any]:
+    def _closed_files(self) -> list[FileRange]:
+        """Every file before the one with the limit: looked up anew when some are not known."""
+        newest, _ = place_of(self._limit)
         files = self._journal.closed_files
-        if not files or files[-1].number < number:
+        if not files or files[-1].number < newest - 1:
             self._journal.refresh_control()
             files = self._journal.closed_files
         return files
@@ -307,15 +309,16 @@ class Reading:
     def _next_file(self) -> None:
         number, _ = place_of(self._cursor)
         newest, _ = place_of(self._limit)
-        for closed in self._closed_files(number):
-            if closed.number > number and closed.number <= newest:
+        for closed in self._closed_files():
+            if number < closed.number < newest:
+                number = closed.number
                 if any(topic in self._wanted for topic in closed.topics):
-                    self._cursor = address_of(closed.number, 0)
+                    self._cursor = address_of(number, 0)
                     return
                 self._previous = None  # skipped: the chain cannot be followed over it
+        if newest != number + 1:
+            raise self._files.damage(address_of(number + 1, 0))
         self._cursor = address_of(newest, 0)
-        if newest - number > 1:
-            self._previous = None
 
     def _read_to(self, end: int) -> Iterator[Batch]:
         """Windows of whole entries from the cursor to `end`, in one file."""
