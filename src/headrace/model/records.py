@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ TIME = pa.timestamp("us", tz="UTC")
 HEADERS = pa.map_(pa.string(), pa.binary())
 HEADERS_COLUMN = "_headers"
 TRANSACTION_COLUMN = "_transaction"
+_RUN = struct.Struct("<IIQ")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -37,10 +39,20 @@ class Receipt:
     """Its place in the log: the read-your-writes token."""
     rows: int
     received_us: int
-    offsets: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    """topic -> partition -> the offset of its first row there."""
+    runs: Sequence[tuple[str, bytes]] = field(default=(), repr=False)
+    """For each part its topic, and partition, rows and first offset of each run, packed."""
     duplicate: bool = False
     """True if a writer had stored this version before: nothing was written now."""
+
+    @property
+    def offsets(self) -> dict[str, dict[int, int]]:
+        """Topic -> partition -> the offset of its first row there."""
+        found: dict[str, dict[int, int]] = {}
+        for topic, runs in self.runs:
+            of_topic = found.setdefault(topic, {})
+            for partition, _, base in _RUN.iter_unpack(runs):
+                of_topic.setdefault(partition, base)
+        return found
 
     @property
     def received_time(self) -> datetime:

@@ -111,14 +111,3 @@ class Drafter:
                 place="one entry",
                 fix="put fewer topics, pieces, counters or values into one entry",
             )
-
-
-def first_offsets(
-    sections: Sequence[SectionDraft], topics: dict[int, str]
-) -> dict[str, dict[int, int]]:
-    """Topic -> partition -> the offset of its first row in the entry."""
-    result: dict[str, dict[int, int]] = {}
-    for section in sections:
-        known = result.get(topics[section.topic], {})
-        result[topics[section.topic]] = section.first_offsets() | known
-    return result

@@ -173,12 +173,6 @@ class SectionDraft:
             return _RUN.pack(self.partition, self.rows, self.base)
         return self.runs.tobytes()
 
-    def first_offsets(self) -> dict[int, int]:
-        """The offset of the first row in each partition."""
-        if self.runs is None:
-            return {self.partition: self.base}
-        return dict(zip(self.runs["partition"].tolist(), self.runs["base"].tolist(), strict=True))
-
 
 @dataclass(slots=True)
 class Draft:

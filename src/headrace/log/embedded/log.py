@@ -16,7 +16,7 @@ import pyarrow as pa
 from headrace import errors
 from headrace.interfaces import Part
 from headrace.log.embedded import live as shared
-from headrace.log.embedded.drafting import Drafter, first_offsets
+from headrace.log.embedded.drafting import Drafter
 from headrace.log.embedded.housekeeping import Housekeeper
 from headrace.log.embedded.journal import Journal, Taken
 from headrace.log.embedded.packing import HeadersOfRows, Packer
@@ -303,7 +303,8 @@ class EmbeddedLog:
             journal.refresh_control()  # the topics changed meanwhile: look again
         self._make_durable(journal, taken, durability)
         rows = sum(section.rows for section in draft.sections)
-        return Receipt(taken.position, rows, taken.received, first_offsets(draft.sections, topics))
+        runs = [(topics[section.topic], section.table()) for section in draft.sections]
+        return Receipt(taken.position, rows, taken.received, runs)
 
     def check_part(self, part: Part) -> None:
         """Take the rows of a part in, raising what is wrong with them; nothing is written."""

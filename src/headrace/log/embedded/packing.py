@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyarrow.compute import take
 
 from headrace import errors
 from headrace.log.embedded.format import RUNS, WITH_HEADERS, WITH_TRANSACTION, Runs, SectionDraft
@@ -99,17 +100,18 @@ class Packer:
         keys = self._key_columns(batch)
         if keys is None:  # no key: each append goes to the next partition, whole
             return batch, None, next(self._spread) % count
-        of_row = partitions_of(keys, count)
-        if len(of_row) <= 1 or not np.any(of_row != of_row[0]):
-            return batch, None, int(of_row[0]) if len(of_row) else 0
-        counts = np.bincount(of_row, minlength=count)
-        if not np.all(of_row[1:] >= of_row[:-1]):
-            batch = batch.take(pa.array(np.argsort(of_row, kind="stable")))
-        present = np.flatnonzero(counts)
-        runs = np.zeros(len(present), RUNS)
-        runs["partition"] = present
-        runs["rows"] = counts[present]
-        return batch, runs, 0
+        of_row = partitions_of(keys, count).astype(np.uint16)  # sorted by radix
+        if not len(of_row):
+            return batch, None, 0
+        order = np.argsort(of_row, kind="stable")
+        of_row = of_row[order]
+        starts = np.concatenate(([0], np.flatnonzero(of_row[1:] != of_row[:-1]) + 1))
+        if len(starts) == 1:
+            return batch, None, int(of_row[0])
+        runs = np.empty(len(starts), RUNS)
+        runs["partition"] = of_row[starts]
+        runs["rows"] = np.diff(starts, append=len(of_row))
+        return take(batch, pa.array(order), boundscheck=False), runs, 0
 
     def _key_columns(self, batch: pa.RecordBatch) -> list[pa.Array] | None:
         if not self._keys:
