@@ -8,8 +8,8 @@ from headrace import errors
 
 DURABILITIES = ("fsync", "interval", "os")
 """How long `append` waits: until the disk has it (default), until the operating system has it and
-a timer syncs every `interval_seconds`, or until the operating system has it and a timer syncs
-after `quiet_seconds`. Readers see an entry only once it is synced, whatever its writer chose."""
+a timer syncs within `interval_seconds`, or the same within `quiet_seconds`. Readers see an entry
+only once it is synced, whatever its writer chose."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -550,3 +550,14 @@ def test_a_generator_that_fails_leaves_nothing(log: EmbeddedLog) -> None:
     with pytest.raises(ZeroDivisionError):
         log.append("t", failing())
     assert log.position == before
+
+
+def test_a_stream_of_os_appends_becomes_visible(folder: str) -> None:
+    """Entries under `os` are synced by the timer though the writer is never quiet. R-A4"""
+    with hr.connect(folder, durability="os", quiet_seconds=0.2) as log:
+        log.create_topic("t", "a bigint")
+        first = log.append("t", [{"a": 0}]).position
+        deadline = time.monotonic() + 20
+        while log.position < first and time.monotonic() < deadline:
+            log.append("t", [{"a": 1}])
+        assert log.position >= first

@@ -25,20 +25,25 @@ class Housekeeper:
         self._stopped = False
         self._asleep = True
         self._last = 0.0
-        self._unsynced = False
+        self._sync_due: float | None = None
         self.used = False
         self.problem: HeadraceError | None = None
         """The last error of the timer; the next append meets it too."""
 
     def appended(self, durability: str) -> None:
-        """An entry was appended: the quiet second starts again."""
+        """An entry was appended: the quiet second starts again, and a sync may be due."""
         self.used = True
-        if not self._settings.background:
+        settings = self._settings
+        if not settings.background:
             return
-        self._last = self._journal.system.monotonic()
-        if durability == "interval":
-            self._unsynced = True
-        if self._asleep:
+        self._last = now = self._journal.system.monotonic()
+        sooner = False
+        if durability != "fsync":
+            wait = settings.interval_seconds if durability == "interval" else settings.quiet_seconds
+            sooner = self._sync_due is None or now + wait < self._sync_due
+            if sooner:
+                self._sync_due = now + wait
+        if self._asleep or sooner:
             with self._change:
                 if self._thread is None and not self._stopped:
                     name = "headrace-housekeeper"
@@ -46,37 +51,37 @@ class Housekeeper:
                     self._thread.start()
                 self._asleep = False
                 self._change.notify()
-        elif durability == "interval":
-            with self._change:
-                self._change.notify()
 
     def _run(self) -> None:
         while self._wait():
-            self._work(quiet_since=self._last)
+            self._work(self._last, self._journal.system.monotonic())
 
     def _wait(self) -> bool:
         """Sleep until there is work; False when stopped."""
-        settings = self._settings
         with self._change:
-            self._change.wait_for(lambda: self._stopped or not self._asleep)
-            pause = self._last + settings.quiet_seconds - self._journal.system.monotonic()
-            if self._unsynced:
-                pause = min(pause, settings.interval_seconds)
-            if pause > 0 and not self._stopped:
+            while not self._stopped:
+                if self._asleep:
+                    self._change.wait()
+                    continue
+                due = self._last + self._settings.quiet_seconds
+                if self._sync_due is not None:
+                    due = min(due, self._sync_due)
+                pause = due - self._journal.system.monotonic()
+                if pause <= 0:
+                    return True
                 self._change.wait(pause)
-            return not self._stopped
+        return False
 
-    def _work(self, quiet_since: float) -> None:
+    def _work(self, last: float, now: float) -> None:
         journal = self._journal
         try:
-            if self._unsynced:
-                self._unsynced = False
+            if self._sync_due is not None and now >= self._sync_due:
+                self._sync_due = None
                 journal.sync(journal.live.tail().end)
-            if journal.system.monotonic() - quiet_since >= self._settings.quiet_seconds:
+            if now - last >= self._settings.quiet_seconds:
                 journal.mark()
                 with self._change:
-                    if self._last == quiet_since:
-                        self._asleep = True
+                    self._asleep = self._last == last
         except HeadraceError as error:
             self.problem = error
             with self._change:
