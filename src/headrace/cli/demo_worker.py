@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 import headrace
+from headrace.clock import SystemClock
 from headrace.model.ddl import TIMESTAMP
 
 TOPIC = "orders"
@@ -47,7 +48,7 @@ def ending() -> threading.Event:
 def rows(shop: str, first: int) -> pa.RecordBatch:
     """Make the orders `first` and following of a shop."""
     numbers = np.arange(first, first + ROWS)
-    now = time.time_ns() // 1000
+    now = SystemClock().now_us()
     columns = [
         pa.repeat(pa.scalar(shop), ROWS),
         pa.array(numbers),
@@ -80,7 +81,7 @@ def follow(folder: str) -> None:
         say("follows")
         while not over.is_set() or position < log.position:
             for batch in log.read(TOPIC, after=position, follow=True, timeout=SAY_SECONDS):
-                now = time.time_ns() // 1000
+                now = SystemClock().now_us()
                 position, seen = batch.position, seen + len(batch)
                 sent = batch.sent_time.cast(pa.int64()).to_numpy()[::ROWS]
                 waits.extend((now - sent).tolist())
