@@ -302,6 +302,7 @@ class Journal:
             if lock.try_acquire():
                 try:
                     if words[shared.SYNCED] < end:
+                        self.system.give_way()  # who was just woken appends now, and shares this
                         self._sync_to(self.live.tail())
                 finally:
                     lock.release(EVERYBODY)

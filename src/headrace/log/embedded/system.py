@@ -113,6 +113,9 @@ class System(Protocol):
     def pid(self) -> int:
         """This process."""
 
+    def give_way(self) -> None:
+        """Let others run who are ready to."""
+
     def random(self, count: int) -> bytes:
         """Bytes that nobody has had before."""
 
@@ -343,6 +346,10 @@ class OsSystem:
     def pid(self) -> int:
         """See `System`."""
         return os.getpid()
+
+    def give_way(self) -> None:
+        """See `System`."""
+        os.sched_yield()
 
     def random(self, count: int) -> bytes:
         """See `System`."""
