@@ -99,6 +99,7 @@ class EmbeddedLog:
             journal.sync_lock.signal(EVERYBODY)
             self._finalizer.detach()
             _close(journal, self._keeper)
+            del self._keeper, self._drafter, self._finalizer  # they hold the journal's maps
 
     def __enter__(self) -> EmbeddedLog:
         """For `with`."""

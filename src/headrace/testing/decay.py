@@ -1,0 +1,210 @@
+"""Damage done to a log at rest: it must be noticed, with its place, or do no harm.
+
+`aged` makes a log with all kinds of files in it (closed and current journal files, pieces, counter
+runs), an older version of it, and one that went another way from there. `examine` spoils one file,
+opens the log after a reboot, and says how it was noticed:
+
+- `open`, `read`, `append`: by an error that names the file;
+- `check`: only `headrace log check` notices, and names the file; nothing that was read is wrong;
+- `harmless`: everything reads as before, and goes on;
+- anything else is a violation: rows wrong, missing or doubled without a word.
+
+What it cannot catch: damage to several files at once that agrees with itself (a whole older
+folder), and damage to the end of a log that was neither marked nor closed: it looks like a torn
+tail. A file of a copy that went another way is noticed by the chain where it meets the next one;
+a reader has seen its rows by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from headrace import errors
+from headrace.log.embedded.check import check, walk_records
+from headrace.log.embedded.format import ENTRY, file_name, place_of
+from headrace.log.embedded.log import EmbeddedLog
+from headrace.testing.damage import Damage, damages
+from headrace.testing.disk import SimulatedMachine
+from headrace.testing.history import Content
+from headrace.testing.oplog import Image
+from headrace.testing.simulation import FOLDER, Run, content_of, new_machine, take
+
+NEXT_BOOT = b"the next boot..."
+OPENED, READ, APPENDED, CHECKED, HARMLESS = "open", "read", "append", "check", "harmless"
+
+
+@dataclass(slots=True)
+class Aged:
+    """A log to spoil."""
+
+    image: Image
+    content: Content
+    versions: dict[str, dict[str, bytes]]
+    attempts_in: dict[str, set[int]]
+    """Of each file the attempts that have something in it."""
+
+    def damages(self, rng: Random, each: int = 2) -> Iterator[Damage]:
+        """Ways to spoil it."""
+        return damages(files_of(self.image), rng, each=each, others=self.versions)
+
+
+def aged(seed: int) -> Aged:
+    """Make a log with all kinds of files; see the module."""
+    older = _lived(new_machine(), seed, rounds=3)
+    one = _lived(SimulatedMachine(older, boot=b"boot 2".ljust(16)), seed, rounds=5)
+    two = _lived(SimulatedMachine(older, boot=b"boot 3".ljust(16)), -seed, rounds=5)
+    look = Run(SimulatedMachine(one, boot=NEXT_BOOT), seed)
+    content = content_of(look.open())
+    look.end()
+    versions = {"older": files_of(older), "diverged": files_of(two)}
+    return Aged(one, content, versions, _attempts_in(one, content))
+
+
+def _attempts_in(image: Image, content: Content) -> dict[str, set[int]]:
+    attempts = {position: attempt for attempt, position in content.positions.items()}
+    found: dict[str, set[int]] = {}
+    for record in walk_records(SimulatedMachine(image).process(), FOLDER):
+        attempt = attempts.get(record.position)
+        if record.kind == ENTRY and attempt is not None:
+            names = [f"pieces/{name}" for name in record.control().get("pieces", ())]
+            for name in (f"journal/{file_name(place_of(record.address)[0])}", *names):
+                found.setdefault(name, set()).add(attempt)
+    return found
+
+
+def files_of(image: Image) -> dict[str, bytes]:
+    """The files of the log in an image, relative to its folder."""
+    start = len(FOLDER) + 1
+    return {path[start:]: content for path, (_, content) in sorted(image.files.items())}
+
+
+def _lived(machine: SimulatedMachine, seed: int, rounds: int) -> Image:
+    """Append to the log on a machine, close it, and keep its disk.
+
+    The sign of the seed decides what is written, its value how much: two lives of the same length
+    have records at the same places.
+    """
+    run = Run(machine, abs(seed))
+    run.numbered_from(100 * rounds * (1 if seed > 0 else 2))
+    log = run.open(inline_bytes_max=6000, chunk_bytes=3000)
+    run.make_topics(log)
+    for number in range(rounds):
+        run.append(log, {"orders": 3, "audit": 1}, expect={"c0": log.counter("c0")})
+        run.append(log, {"orders": 4}, pad=1200)
+        run.append(
+            log, {"audit": 2}, pad=500, expect={f"c{number % 3}": log.counter(f"c{number % 3}")}
+        )
+        run.append(log, {"orders": 6}, pad=1500)
+        run.append(log, {"audit": 3}, pad=300, stage=True)
+    log.close()
+    run.end()
+    return machine.image()
+
+
+def examine(log: Aged, damage: Damage) -> tuple[str, str]:
+    """How the damage was noticed, and what is wrong if that is not good enough."""
+    path = f"{FOLDER}/{damage.file}"
+    number, old = log.image.files[path]
+    new = damage.change(old)
+    files = {**log.image.files, path: (number, new or b"")}
+    if new is None:
+        del files[path]
+    run = Run(SimulatedMachine(Image(log.image.folders, files), boot=NEXT_BOOT), 0)
+    try:
+        return _examine(run, log, damage)
+    except Exception as error:  # noqa: BLE001 - only errors of the catalogue are good enough
+        return "", f"{type(error).__name__}: {error}"
+    finally:
+        run.end()
+
+
+def _examine(run: Run, aged_log: Aged, damage: Damage) -> tuple[str, str]:
+    original = aged_log.content
+    try:
+        log = run.open()
+    except errors.HeadraceError as error:
+        return OPENED, _unnamed(error, damage)
+    found = Content([], {}, 0)
+    try:
+        content_of(log, found)
+    except errors.HeadraceError as error:
+        if "diverged" in damage.title:
+            return READ, ""
+        wrong = _not_from(found, original) or _rest(log, error, found, original)
+        allowed = aged_log.attempts_in.get(damage.file, set())
+        lost = {row.attempt for row in original.rows} - {row.attempt for row in found.rows}
+        if not wrong and (lost - allowed or (len(lost) > 1 and "flipped" in damage.title)):
+            wrong = f"intact entries cannot be read any more: attempts {sorted(lost)}"
+        return READ, wrong or _unnamed(error, damage)
+    if _differs(found, original):
+        problems = check(run.machine.process(), FOLDER).problems
+        if not problems or _not_from(found, original):
+            return "", f"nobody noticed, and it reads otherwise: {_differs(found, original)}"
+        return CHECKED, _unnamed(problems[0], damage)
+    run.numbered_from(1_000_000)
+    attempt = run.append(log, {"orders": 1, "audit": 1})
+    if attempt.error:
+        return APPENDED, "" if damage.file.rpartition("/")[2] in attempt.error else attempt.error
+    problems = check(run.machine.process(), FOLDER).problems
+    if problems:
+        return CHECKED, _unnamed(problems[0], damage)
+    again = content_of(log)
+    added = [row for row in again.rows if row.attempt == attempt.number]
+    kept = [row for row in again.rows if row.attempt != attempt.number]
+    if kept != original.rows or len(added) != 2:
+        return "", "appending after it went wrong"
+    return HARMLESS, ""
+
+
+def _unnamed(error: errors.HeadraceError, damage: Damage) -> str:
+    """What is wrong with an error as the place of a damage: "" if it names the file."""
+    names = (damage.file.rpartition("/")[2], damage.file)
+    text = error.render()
+    missing = isinstance(error, errors.NotALog)
+    return "" if any(name in text for name in names) or missing else f"names another place: {text}"
+
+
+def _differs(found: Content, original: Content) -> str:
+    if found.rows != original.rows:
+        lost = len(set(original.rows) - set(found.rows))
+        return f"{len(found.rows)} rows of {len(original.rows)}, {lost} of them lost"
+    if found.counters != original.counters:
+        return f"counters {found.counters}, not {original.counters}"
+    if (found.positions, found.topics) != (original.positions, original.topics):
+        return "positions or topics"
+    return ""
+
+
+def _not_from(found: Content, original: Content) -> str:
+    """Rows that were never written, or are there twice."""
+    wrong = [row for row in found.rows if row not in set(original.rows)]
+    if wrong:
+        return f"a row that was never written: {wrong[0]}"
+    if len(set(found.rows)) != len(found.rows):
+        return "rows twice"
+    return ""
+
+
+def _rest(log: EmbeddedLog, error: errors.HeadraceError, found: Content, original: Content) -> str:
+    """Read on behind the damage, as the error says; what is intact must come."""
+    resume = error.details.get("resume_after")
+    for _ in range(100):
+        if not isinstance(resume, int):
+            break
+        rest = Content([], {}, 0)
+        try:
+            for batch in log.read(original.topics, after=resume):
+                take(batch, rest)
+            resume = None
+        except errors.HeadraceError as again:
+            following = again.details.get("resume_after")
+            if following == resume:
+                return f"reading on after {resume} does not get further: {again.render()}"
+            resume = following
+        found.rows += [row for row in rest.rows if row not in set(found.rows)]
+        wrong = _not_from(rest, original)
+        if wrong:
+            return f"reading on: {wrong}"
+    return ""

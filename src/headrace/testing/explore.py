@@ -1,0 +1,222 @@
+"""Cut the power at every operation of a recorded run, open what is left, and hold it to account.
+
+`explore` walks the crash points of a machine. At each it takes the disks that a power cut (or the
+death of all processes) may leave, opens every different one once (`Probe`), and judges what was
+found against what had been promised by then. The opening is a recorded run too, so the power can
+be cut again inside it (`depth`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from headrace.testing.disk import SimulatedMachine
+from headrace.testing.history import REFUSED, TAKEN, Attempt, Content, History, judge
+from headrace.testing.oplog import around
+from headrace.testing.powercut import CrashState, Disk
+
+QUIET = frozenset(("lock", "unlock", "wake", "store"))
+"""Operations before which a power cut tells nothing new."""
+
+
+@dataclass(slots=True)
+class Opening:
+    """What opening one disk came to."""
+
+    machine: SimulatedMachine
+    error: str = ""
+    """Why it did not open, or what `check` found."""
+    content: Content | None = None
+    """What it held."""
+    read_at: int = 0
+    """The number of operations after which a reader had seen that."""
+    later: list[Attempt] = field(default_factory=list)
+    """What was appended then."""
+    final: list[tuple[int, Content]] = field(default_factory=list)
+    """What it held after that, and after opening it again."""
+
+
+Probe = Callable[[SimulatedMachine], Opening]
+"""Opens a log on a machine, checks, reads, appends, opens it again and reads again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was broken, and how to see it again."""
+
+    path: tuple[tuple[int, int], ...]
+    """(operation, state) of each power cut, the outermost first."""
+    state: str
+    verdicts: tuple[str, ...]
+    operations: str
+
+    def __str__(self) -> str:
+        """Everything needed to look into it."""
+        where = ", then ".join(f"operation {at} state {number}" for at, number in self.path)
+        told = "\n".join(f"  - {verdict}" for verdict in self.verdicts[:8])
+        return f"at {where} ({self.state}):\n{told}\n{self.operations}"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What an exploration has done so far."""
+
+    points: int = 0
+    states: int = 0
+    openings: int = 0
+    second: int = 0
+    """States of a power cut during or after a recovery."""
+    violations: list[Violation] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        """Take in another one."""
+        self.points += other.points
+        self.states += other.states
+        self.openings += other.openings
+        self.second += other.second
+        self.violations += other.violations
+
+
+@dataclass(slots=True)
+class Limits:
+    """How much to try."""
+
+    bound: int = 24
+    """Disks per crash point."""
+    points: int = 1 << 30
+    """Crash points, spread evenly over the run."""
+    depth: int = 2
+    """How many power cuts in a row."""
+    again: float = 0.03
+    """The share of openings inside which the power is cut again."""
+    violations: int = 1
+    """Stop after so many."""
+    only: tuple[tuple[int, int], ...] = ()
+    """(operation, state) of the one path to take, for a replay."""
+
+
+class Explorer:
+    """Explores one recorded run."""
+
+    def __init__(self, probe: Probe, seed: int | str, limits: Limits) -> None:
+        """`probe` opens what is left."""
+        self._probe = probe
+        self._seed = seed
+        self._limits = limits
+        self._opened: dict[bytes, Opening] = {}
+        self.tally = Tally()
+        self.done: Callable[[], bool] = lambda: False
+
+    def explore(self, machine: SimulatedMachine, history: History) -> Tally:
+        """Try the crash points of a machine; what is found is in the tally."""
+        self._explore(machine, history, (), self._limits.bound)
+        return self.tally
+
+    def _explore(
+        self, machine: SimulatedMachine, history: History, path: tuple[tuple[int, int], ...],
+        bound: int,
+    ) -> None:  # fmt: skip
+        depth = len(path)
+        only = self._limits.only[depth] if depth < len(self._limits.only) else None
+        disk = Disk(machine)
+        for at in self._points(machine, depth):
+            if only is not None and at != only[0]:
+                continue
+            disk.advance(at)
+            known = history.until(at)
+            self.tally.points += not path
+            for killed, state in self._states(disk, path, bound):
+                if only is not None and state.number != only[1]:
+                    continue
+                if self.done() or len(self.tally.violations) >= self._limits.violations:
+                    return
+                self._judge(machine, known, state, (*path, (at, state.number)), killed=killed)
+
+    def _points(self, machine: SimulatedMachine, depth: int) -> list[int]:
+        points = [op.index for op in machine.ops if op.kind not in QUIET]
+        points.append(len(machine.ops))
+        most = self._limits.points if not depth else 6
+        if len(points) > most:
+            rng = Random(f"{self._seed}/points/{depth}/{len(points)}")
+            points = sorted({*rng.sample(points[:-1], most - 1), points[-1]})
+        return points
+
+    def _states(
+        self, disk: Disk, path: tuple[tuple[int, int], ...], bound: int
+    ) -> Iterator[tuple[bool, CrashState]]:
+        name = f"{self._seed}/{path}/{disk.at}"
+        for state in disk.crash_states(Random(name), bound):
+            yield False, state
+        for state in disk.killed_states(Random(name), 4):
+            yield True, replace(state, number=1000 + state.number)
+
+    def _judge(
+        self, machine: SimulatedMachine, known: History, state: CrashState,
+        path: tuple[tuple[int, int], ...], *, killed: bool,
+    ) -> None:  # fmt: skip
+        self.tally.states += 1
+        self.tally.second += len(path) > 1
+        digest = state.image.digest() + (b"k%d" if killed else b"p%d") % len(path)
+        opening = self._opened.get(digest)
+        fresh = opening is None
+        if opening is None:
+            opening = self._probe(state.machine())
+            self.tally.openings += 1
+            self._opened[digest] = opening
+        verdicts = verdicts_of(known, opening, killed=killed)
+        if verdicts:
+            operations = around(machine.ops, path[-1][0])
+            self.tally.violations.append(Violation(path, state.title, tuple(verdicts), operations))
+            return
+        wanted = len(path) < max(self._limits.depth, len(self._limits.only))
+        replayed = len(path) < len(self._limits.only)
+        if wanted and (replayed or (fresh and self._chosen(path))):
+            later = after(known, opening)
+            self._explore(opening.machine, later, path, max(4, self._limits.bound // 3))
+
+    def _chosen(self, path: tuple[tuple[int, int], ...]) -> bool:
+        return Random(f"{self._seed}/again/{path}").random() < self._limits.again
+
+
+def verdicts_of(known: History, opening: Opening, *, killed: bool) -> list[str]:
+    """Everything that is wrong with what opening a disk came to."""
+    if opening.error or opening.content is None:
+        return [opening.error or "nothing was read"]
+    verdicts = judge(known, opening.content, killed=killed)
+    if verdicts:
+        return verdicts
+    highest = known.known_through(killed=killed)
+    for attempt in opening.later:
+        if attempt.outcome == TAKEN and attempt.position <= highest:
+            verdicts.append(f"position {attempt.position} is given again; {highest} was shown")
+    then = after(known, opening)
+    for at, content in opening.final:
+        verdicts += [f"later: {verdict}" for verdict in judge(then.until(at), content)]
+    return verdicts
+
+
+def _settled(attempt: Attempt, content: Content, read_at: int) -> Attempt:
+    """What was read after a crash stays; what was not there then never comes back."""
+    position = content.positions.get(attempt.number)
+    if not attempt.rows or (attempt.outcome == TAKEN and attempt.durable):
+        return attempt
+    if position is None:
+        return replace(attempt, ended=read_at, outcome=REFUSED, error="gone since a crash")
+    return replace(attempt, ended=read_at, outcome=TAKEN, position=position, durable=True)
+
+
+def after(known: History, opening: Opening) -> History:
+    """The history that goes on with what the opening did, and showed."""
+    then = known.branch()
+    if opening.content is not None:
+        then.attempts = [
+            _settled(attempt, opening.content, opening.read_at) for attempt in then.attempts
+        ]
+    then.attempts = then.attempts + opening.later
+    first = [(opening.read_at, opening.content)] if opening.content is not None else []
+    for at, content in [*first, *opening.final]:
+        reader = f"reader {len(then.shown)}"
+        then.show(reader, content.topics, content.rows, content.upper, at)
+    return then

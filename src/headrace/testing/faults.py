@@ -1,0 +1,129 @@
+"""`./run faults`: break the log for as long as you like, and say what was tried and found.
+
+./run faults log --seed 7 --minutes 5       many rounds of the crash enumerator
+./run faults log --workload plain --seed 7 --at 120:4      one violation again
+./run faults bugs                           every seeded bug, and what catches it
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from headrace.testing.crashes import Round, one_round, replay
+from headrace.testing.explore import Limits, Tally
+from headrace.testing.workloads import WORKLOADS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; 0 when nothing was found."""
+    parser = argparse.ArgumentParser(prog="./run faults", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    log = commands.add_parser("log", help="power cuts, kills, failed syncs, full disks: simulated")
+    log.add_argument("--seed", type=int, default=1, help="the first seed (default 1)")
+    log.add_argument("--minutes", type=float, default=1.0, help="how long (default 1)")
+    log.add_argument("--workload", choices=sorted(WORKLOADS), help="only this one")
+    log.add_argument("--bound", type=int, default=24, help="disks per crash point (default 24)")
+    log.add_argument("--at", help="OPERATION:STATE[,OPERATION:STATE]: this path only, once")
+    log.add_argument("--json", action="store_true", help="a summary as one JSON object")
+    bugs = commands.add_parser("bugs", help="switch on each seeded bug; each must be caught")
+    bugs.add_argument("--only", help="the bugs whose name contains this")
+    bugs.add_argument(
+        "--write", metavar="FILE", help="put the table into this file (docs/faults.md)"
+    )
+    bugs.add_argument("--json", action="store_true", help="the table as one JSON object")
+    chosen = parser.parse_args(arguments)
+    if chosen.command == "bugs":
+        return _bugs(chosen)
+    return _log(chosen)
+
+
+def _log(chosen: argparse.Namespace) -> int:
+    if chosen.at:
+        path = [
+            (int(a), int(s)) for a, _, s in (one.partition(":") for one in chosen.at.split(","))
+        ]
+        rounds = [replay(chosen.workload or "plain", chosen.seed, path, chosen.bound)]
+    else:
+        rounds = _rounds(chosen)
+    total = Tally()
+    for one in rounds:
+        total.add(one.tally)
+    reports = [text for one in rounds for text in one.reports()]
+    if chosen.json:
+        print(json.dumps(_summary(rounds, total, reports), indent=2))
+    else:
+        for text in reports:
+            print(f"\nVIOLATION {text}")
+        print(
+            f"\n{len(rounds)} rounds, {total.points} crash points, {total.states} disks, "
+            f"{total.openings} different ones opened, {total.second} of a second crash: "
+            f"{len(reports)} violations"
+        )
+    return 1 if reports else 0
+
+
+def _rounds(chosen: argparse.Namespace) -> list[Round]:
+    """Rounds until the time is up: all workloads of a seed, then the next seed."""
+    deadline = time.monotonic() + 60 * chosen.minutes
+    names = [chosen.workload] if chosen.workload else list(WORKLOADS)
+    limits = Limits(bound=chosen.bound, points=24, violations=3)
+    rounds: list[Round] = []
+    seed = chosen.seed
+    while time.monotonic() < deadline:
+        for name in names:
+            one = one_round(name, seed, limits, lambda: time.monotonic() > deadline)
+            rounds.append(one)
+            _progress(one, deadline)
+            if time.monotonic() > deadline:
+                break
+        seed += 1
+    return rounds
+
+
+def _progress(one: Round, deadline: float) -> None:
+    left = max(0.0, deadline - time.monotonic())
+    print(
+        f"{one.workload:22} seed {one.seed:<6} {one.operations:5} operations "
+        f"{one.tally.points:4} points {one.tally.states:6} disks {one.tally.openings:6} opened "
+        f"{len(one.tally.violations)} violations, {left:.0f} s left",
+        file=sys.stderr,
+    )
+
+
+def _summary(rounds: list[Round], total: Tally, reports: list[str]) -> dict[str, object]:
+    return {
+        "rounds": [
+            {"workload": r.workload, "seed": r.seed, "operations": r.operations}
+            | {name: value for name, value in asdict(r.tally).items() if name != "violations"}
+            for r in rounds
+        ],
+        "points": total.points,
+        "states": total.states,
+        "openings": total.openings,
+        "second": total.second,
+        "violations": reports,
+    }
+
+
+def _bugs(chosen: argparse.Namespace) -> int:
+    from headrace.testing.hunt import hunt, table
+
+    found = hunt(chosen.only or "", lambda text: print(text, file=sys.stderr))
+    if chosen.json:
+        print(json.dumps([asdict(one) for one in found], indent=2))
+    else:
+        print(table(found))
+    if chosen.write:
+        from headrace.testing.hunt import write_table
+
+        write_table(chosen.write, found)
+    return 0 if all(one.caught_by for one in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""Switch every seeded bug on and look for it: what catches it, and after how many tries.
+
+A try is one disk judged by the crash enumerator, or one damage examined.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from headrace.testing.bugs import BUGS, Bug
+from headrace.testing.crashes import one_round
+from headrace.testing.decay import Aged, aged, examine
+from headrace.testing.explore import Limits
+from headrace.testing.workloads import WORKLOADS
+
+SEEDS = range(1, 5)
+LIMITS = Limits(bound=16, points=40, depth=2, again=0.02)
+BEGIN, END = "<!-- bugs: begin -->", "<!-- bugs: end -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Catch:
+    """A bug, and what caught it."""
+
+    bug: str
+    caught_by: str
+    """Empty: nothing did."""
+    tries: int
+    seconds: float
+    says: str
+
+    def row(self) -> str:
+        """A row of the table."""
+        return f"| {self.bug} | {self.caught_by or '**nothing**'} | {self.tries} | {self.says} |"
+
+
+def catch(bug: Bug, *, everywhere: bool = False) -> Catch:
+    """Look for one bug where it should show; `everywhere` then goes on to all other workloads."""
+    started = time.monotonic()
+    places = list(bug.where)
+    if everywhere:
+        places += [name for name in (*WORKLOADS, "damage") if name not in places]
+    tries = 0
+    for place in places:
+        for seed in SEEDS:
+            found, tried = _look(bug, place, seed)
+            tries += tried
+            if found:
+                seconds = time.monotonic() - started
+                name = "corruptor" if place == "damage" else f"enumerator, workload `{place}`"
+                return Catch(bug.name, name, tries, seconds, _short(found))
+    return Catch(bug.name, "", tries, time.monotonic() - started, "")
+
+
+def _look(bug: Bug, place: str, seed: int) -> tuple[str, int]:
+    if place == "damage":
+        return _spoil(bug, aged(seed), seed)
+    with bug.on():
+        one = one_round(place, seed, LIMITS)
+    found = one.tally.violations
+    return (found[0].verdicts[0] if found else ""), max(1, one.tally.states)
+
+
+def _spoil(bug: Bug, log: Aged, seed: int) -> tuple[str, int]:
+    tries = 0
+    with bug.on():
+        for damage in log.damages(Random(seed), 2):
+            tries += 1
+            how, wrong = examine(log, damage)
+            if not how:
+                return f"{damage.title}: {wrong}", tries
+    return "", tries
+
+
+def _short(text: str) -> str:
+    line = text.replace("\n", " ").replace("|", "/")
+    return line if len(line) <= 100 else f"{line[:97]}..."
+
+
+def hunt(only: str, say: Callable[[str], None]) -> list[Catch]:
+    """Look for all bugs whose name contains `only`."""
+    found = []
+    for bug in BUGS:
+        if only in bug.name:
+            one = catch(bug, everywhere=True)
+            by = one.caught_by or "NOT CAUGHT"
+            say(f"{one.seconds:6.1f} s  {one.bug}: {by}, {one.tries} tries: {one.says}")
+            found.append(one)
+    return found
+
+
+def table(found: list[Catch]) -> str:
+    """The table of bugs, as Markdown."""
+    head = ["| bug | caught by | tries | it says |", "|---|---|---|---|"]
+    return "\n".join([*head, *(one.row() for one in found)])
+
+
+def write_table(path: str, found: list[Catch]) -> None:
+    """Put the table between its marks in a file."""
+    text = Path(path).read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, behind = rest.partition(END)
+    Path(path).write_text(f"{before}{BEGIN}\n{table(found)}\n{END}{behind}", encoding="utf-8")

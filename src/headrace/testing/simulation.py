@@ -1,0 +1,269 @@
+"""The log on a simulated machine: appends that are remembered, a follower, and the probe.
+
+`Run` is one workload under way. Everything it appends, and everything it is shown, goes into its
+`History`. `probe` is what happens after a crash: open, check, read everything, append, read again,
+close, open again, read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from random import Random
+from typing import Any
+
+from headrace import errors
+from headrace.log.embedded.check import check
+from headrace.log.embedded.log import EmbeddedLog
+from headrace.model.records import Batch, Receipt
+from headrace.settings import LogSettings
+from headrace.testing.disk import SimulatedMachine, SimulatedProcess
+from headrace.testing.explore import Opening
+from headrace.testing.history import (
+    REFUSED,
+    TAKEN,
+    UNKNOWN,
+    Attempt,
+    Content,
+    History,
+    Row,
+)  # fmt: skip
+from headrace.testing.oplog import Image
+from headrace.testing.schedule import Stuck
+
+FOLDER = "/home/data"
+SCHEMA = "k bigint, attempt bigint, i bigint, pad string"
+TOPICS = {"orders": 3, "audit": 1}
+"""Topics that every workload has, with their partitions."""
+SETTINGS = LogSettings(
+    journal_bytes_first=16 << 10, journal_bytes_max=32 << 10, background=False,
+    lock_timeout_seconds=5.0,
+)  # fmt: skip
+COUNTERS = ("c0", "c1", "c2", "post")
+LATER = 1_000_000
+
+
+def new_machine() -> SimulatedMachine:
+    """A machine with an empty disk but for the folder in which the log will be made."""
+    return SimulatedMachine(Image(frozenset(("/", "/home"))))
+
+
+class Run:
+    """A workload on a simulated machine, with its history."""
+
+    def __init__(self, machine: SimulatedMachine, seed: int | str) -> None:
+        """Nothing is open yet."""
+        self.machine = machine
+        self.rng = Random(f"run/{seed}")
+        self.history = History(counters=COUNTERS)
+        self.logs: list[EmbeddedLog] = []
+        self._first = 0
+
+    def open(self, process: SimulatedProcess | None = None, **settings: Any) -> EmbeddedLog:
+        """Open the log in a process, a new one unless it is given."""
+        chosen = {name: getattr(SETTINGS, name) for name in SETTINGS.__dataclass_fields__}
+        chosen.update(settings)
+        log = EmbeddedLog(FOLDER, LogSettings(**chosen), system=process or self.machine.process())
+        self.logs.append(log)
+        return log
+
+    def make_topics(self, log: EmbeddedLog) -> None:
+        """Make the topics that every workload has."""
+        there = {topic.name for topic in log.topics()}
+        for name, partitions in TOPICS.items():
+            if name not in there:
+                log.create_topic(name, SCHEMA, key="k", partitions=partitions)
+
+    def end(self) -> None:
+        """Let go of all handles as the end of the machine does: nothing is written any more."""
+        for process in self.machine.processes:
+            process.kill()
+        for log in self.logs:
+            log._finalizer.detach()
+        self.logs.clear()
+
+    # --- appending ---
+
+    def append(
+        self, log: EmbeddedLog, rows: Mapping[str, int], *, expect: Mapping[str, int] | None = None,
+        require: Mapping[str, int] | None = None, durability: str | None = None, pad: int = 40,
+        stage: bool = False,
+    ) -> Attempt:  # fmt: skip
+        """One attempt: so many rows of each topic in one entry; never raises a catalogue error."""
+        durable = (durability or log.settings.durability) == "fsync"
+
+        def act(attempt: Attempt) -> Receipt:
+            with log.transaction(durability=durability) as transaction:
+                for topic, count in rows.items():
+                    data: Any = self.rows(attempt.number, count, pad)
+                    bounds = None
+                    if stage:
+                        data = log.stage(topic, data)
+                    elif count > 1:
+                        bounds = [1, count - 1]
+                    transaction.append(topic, data, transactions=bounds)
+                for name, value in (expect or {}).items():
+                    transaction.expect(name, value)
+                for name, value in (require or {}).items():
+                    transaction.require(name, value)
+            assert transaction.receipt is not None
+            return transaction.receipt
+
+        return self.attempt(act, rows, expect=expect, require=require, durable=durable)
+
+    def attempt(
+        self, act: Callable[[Attempt], Receipt], rows: Mapping[str, int], *,
+        expect: Mapping[str, int] | None = None, require: Mapping[str, int] | None = None,
+        durable: bool = True,
+    ) -> Attempt:  # fmt: skip
+        """Note how an attempt begins and ends."""
+        attempt = self.history.start(
+            rows, expect=expect, require=require, durable=durable, now=len(self.machine.ops)
+        )
+        attempt.number += self._first
+        try:
+            receipt = act(attempt)
+        except errors.Unknown as error:
+            attempt.outcome, attempt.error = UNKNOWN, error.fact
+        except errors.HeadraceError as error:
+            attempt.outcome, attempt.error = REFUSED, f"{error.code} {error.fact}"
+        else:
+            attempt.outcome, attempt.position = TAKEN, receipt.position
+        attempt.ended = len(self.machine.ops)
+        return attempt
+
+    def rows(self, number: int, count: int, pad: int = 40) -> list[dict[str, Any]]:
+        """Rows that say which attempt they belong to."""
+        return rows_to_write(number, count, pad)
+
+    def numbered_from(self, first: int) -> None:
+        """Attempts of this run are numbered after `first`."""
+        self._first = first
+
+    # --- reading ---
+
+    def follow(
+        self, log: EmbeddedLog, name: str, topics: Iterable[str], after: int = 0, **options: Any
+    ) -> int:
+        """Read on from a position and remember what was shown; the position reached."""
+        topics = list(topics)
+        through = after
+        for batch in log.read(topics, after=after or None, **options):
+            if batch.last:
+                through = max(through, batch.position)
+            rows = rows_of(batch)[0]
+            self.history.show(name, topics, rows, through, len(self.machine.ops))
+        return through
+
+
+def rows_to_write(number: int, count: int, pad: int = 40) -> list[dict[str, Any]]:
+    """Rows that say which attempt they belong to."""
+    return [
+        {"k": (number * 7 + i) % 11, "attempt": number, "i": i, "pad": "x" * pad}
+        for i in range(count)
+    ]
+
+
+def rows_of(batch: Batch) -> tuple[list[Row], dict[int, int]]:
+    """The rows of a batch, and the position of each attempt in it."""
+    columns = batch.data.select(["attempt", "i", "k", "pad"]).to_pydict()
+    rows, positions = [], {}
+    for partition, offset, position, attempt, index, key, pad in zip(
+        batch.partition.to_pylist(), batch.offset.to_pylist(), batch.positions.to_pylist(),
+        *columns.values(), strict=True,
+    ):  # fmt: skip
+        value = zlib.crc32(f"{key} {pad}".encode())
+        rows.append(Row(batch.topic, partition, offset, attempt, index, value))
+        positions[attempt] = position
+    return rows, positions
+
+
+def content_of(log: EmbeddedLog, into: Content | None = None) -> Content:
+    """Everything that a log shows; `into` is filled as far as it can be read."""
+    content = into or Content([], {}, 0)
+    content.topics = tuple(topic.name for topic in log.topics())
+    content.upper = log.position
+    for batch in log.read(content.topics) if content.topics else ():
+        take(batch, content)
+    content.counters = {name: log.counter(name) for name in COUNTERS}
+    return content
+
+
+def take(batch: Batch, content: Content) -> None:
+    """Add the rows of a batch."""
+    rows, positions = rows_of(batch)
+    content.rows += rows
+    for attempt, position in positions.items():
+        if content.positions.setdefault(attempt, position) != position:
+            raise AssertionError(
+                f"attempt {attempt} at positions {position} and {content.positions[attempt]}"
+            )
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `Stuck` when the block takes longer; only in the main thread, where signals arrive."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stuck(*_: object) -> None:
+        raise Stuck(f"no end within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stuck)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)
+        signal.signal(signal.SIGALRM, before)
+
+
+def probe(machine: SimulatedMachine) -> Opening:
+    """Open what is left on a machine; see the module."""
+    run = Run(machine, "probe")
+    opening = Opening(machine)
+    try:
+        machine.ops_max = 5_000
+        with time_limit(10):
+            _probe(run, opening)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the log did not open well
+        opening.error = f"{type(error).__name__}: {error}"
+    finally:
+        run.end()
+    return opening
+
+
+def _probe(run: Run, opening: Opening) -> None:
+    machine = run.machine
+    process = machine.process()
+    if f"{FOLDER}/headrace.json" in machine.names:
+        _must_be_sound(process, "before it is opened")
+    log = run.open(process)
+    opening.content = content_of(log)
+    opening.read_at = len(machine.ops)
+    run.numbered_from(machine.generation * LATER)
+    run.make_topics(log)
+    post = opening.content.counters["post"]
+    run.append(log, {"orders": 2, "audit": 1}, expect={"post": post})
+    run.append(log, {"orders": 1}, expect={"post": post})
+    run.append(log, {"orders": 1}, require={"post": post + 1})
+    outcomes = [attempt.outcome for attempt in run.history.attempts]
+    if outcomes != [TAKEN, REFUSED, TAKEN]:
+        raise AssertionError(f"appending after the crash: {run.history.attempts}")
+    opening.later = run.history.attempts
+    opening.final.append((len(machine.ops), content_of(log)))
+    log.close()
+    process.kill()
+    again = run.open()
+    opening.final.append((len(machine.ops), content_of(again)))
+    _must_be_sound(machine.process(), "after all")
+
+
+def _must_be_sound(process: SimulatedProcess, when: str) -> None:
+    report = check(process, FOLDER)
+    if not report.ok:
+        raise AssertionError(f"check {when}: {report.problems[0].render()}")

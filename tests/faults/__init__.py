@@ -1,0 +1,1 @@
+"""The machine that breaks the log, itself tested, and the log broken by it."""
