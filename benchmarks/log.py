@@ -509,9 +509,10 @@ import pyarrow, numpy, xxhash, pyarrow.ipc, pyarrow.compute
 imported = time.monotonic()
 import headrace as hr
 import headrace.log.embedded.log
+row = pyarrow.record_batch({"n": numpy.zeros(1, numpy.int64)})
 ready = time.monotonic()
 log = hr.connect(sys.argv[1], create=False)
-receipt = log.append("small", [{"n": 1}])
+receipt = log.append("small", row)
 last = list(log.read("small", after=receipt.position - 1))
 done = time.monotonic()
 assert len(last) == 1 and last[0].position == receipt.position

@@ -131,7 +131,7 @@ def _() -> list[Patch]:
     return [_instead(Reading, "_run", run), _instead(Places, "reached", reached)]
 
 
-@_bug("the synced word moves before the sync", "chased", "two_processes", "plain")
+@_bug("the synced word moves before the sync", "two_processes")
 def _() -> list[Patch]:
     original = Journal._sync_to
 
@@ -260,7 +260,7 @@ def _() -> list[Patch]:
     return [_instead(Journal, "_write", write)]
 
 
-@_bug("what a dead writer left is not folded", "rolls", "two_processes_killed")
+@_bug("what a dead writer left is not folded", "killed_often", "rolls")
 def _() -> list[Patch]:
     return [_instead(Journal, "catch_up", lambda self: self.live.tail())]
 

@@ -121,7 +121,7 @@ class Explorer:
         depth = len(path)
         only = self._limits.only[depth] if depth < len(self._limits.only) else None
         disk = Disk(machine)
-        for at in self._points(machine, depth):
+        for at in self._points(machine, history, depth):
             if only is not None and at != only[0]:
                 continue
             disk.advance(at)
@@ -134,14 +134,19 @@ class Explorer:
                     return
                 self._judge(machine, known, state, (*path, (at, state.number)), killed=killed)
 
-    def _points(self, machine: SimulatedMachine, depth: int) -> list[int]:
+    def _points(self, machine: SimulatedMachine, history: History, depth: int) -> list[int]:
+        """The operations before which to cut: all, or a choice with many right after a promise."""
         points = [op.index for op in machine.ops if op.kind not in QUIET]
         points.append(len(machine.ops))
         most = self._limits.points if not depth else 6
-        if len(points) > most:
-            rng = Random(f"{self._seed}/points/{depth}/{len(points)}")
-            points = sorted({*rng.sample(points[:-1], most - 1), points[-1]})
-        return points
+        if len(points) <= most:
+            return points
+        rng = Random(f"{self._seed}/points/{depth}/{len(points)}")
+        promises = {a.ended for a in history.attempts} | {shown.now for shown in history.shown}
+        told = [at for at in sorted(promises) if 0 < at < len(machine.ops)]
+        chosen = set(rng.sample(told, min(len(told), most // 3)))
+        rest = [at for at in points[:-1] if at not in chosen]
+        return sorted({*chosen, *rng.sample(rest, most - 1 - len(chosen)), points[-1]})
 
     def _states(
         self, disk: Disk, path: tuple[tuple[int, int], ...], bound: int

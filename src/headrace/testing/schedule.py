@@ -12,6 +12,7 @@ one process (each process is one thread here).
 
 from __future__ import annotations
 
+import linecache
 import sys
 import threading
 from collections.abc import Callable
@@ -230,10 +231,19 @@ class Schedule:
     def _trace_calls(self, frame: FrameType, _event: str, _argument: Any) -> Any:
         return self._trace_lines if _CODE in frame.f_code.co_filename else None
 
-    def _trace_lines(self, _frame: FrameType, event: str, _argument: Any) -> Any:
+    def _trace_lines(self, frame: FrameType, event: str, _argument: Any) -> Any:
         task = self._current
         if event == "line" and task is not None and task.process.alive:
             due = self._kills.get(task.process.pid()) == task.steps + 1
-            if due or self._random.random() < self._lines:
+            if (due or self._random.random() < self._lines) and not _takes_a_lock(frame):
                 self._point(task)
         return self._trace_lines
+
+
+def _takes_a_lock(frame: FrameType) -> bool:
+    """Whether dying at this line would leave a lock of Python's own locked: nobody dies at `with`.
+
+    A process that is really killed takes such locks with it; here its handlers still run.
+    """
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return line.lstrip().startswith("with ")

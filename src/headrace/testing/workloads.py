@@ -233,13 +233,13 @@ def chased(run: Run) -> None:
     def write(process: SimulatedProcess) -> None:
         durability = run.rng.choice(("fsync", "os"))
         log = run.open(process, durability=durability, journal_bytes_max=16 << 10)
-        for number in range(30):
+        for number in range(18):
             run.append(log, {"orders": 2} if number % 5 else {"audit": 1}, pad=2500)
         log.close()
 
     def read(process: SimulatedProcess) -> int:
         log = run.open(process)
-        return run.follow(log, "follower", TOPICS, follow=True, timeout=0.2)
+        return run.follow(log, "follower", TOPICS, follow=True, timeout=5.0)
 
     tasks = [schedule.spawn(write), schedule.spawn(read)]
     schedule.run()
@@ -248,7 +248,30 @@ def chased(run: Run) -> None:
             raise task.error
     last = max(attempt.position for attempt in run.history.attempts)
     if tasks[1].result != last:
-        raise AssertionError(f"the follower sleeps at {tasks[1].result}, and the log is at {last}")
+        raise AssertionError(f"the follower ended at {tasks[1].result}, and the log is at {last}")
+    if run.machine.clock_us > 9_000_000:  # the one timeout at the end is five seconds
+        raise AssertionError("the follower slept while there was something to read")
+
+
+def killed_often(run: Run) -> None:
+    """One writer after the other, each killed at some line of the log's own code."""
+    run.make_topics(run.open())
+
+    def write(process: SimulatedProcess) -> None:
+        log = run.open(process, durability=run.rng.choice(("fsync", "os")))
+        for _ in range(4):
+            name = f"c{run.rng.randrange(3)}"
+            expect = {name: log.counter(name)}
+            run.append(log, {"orders": 2, "audit": 1}, expect=expect, pad=run.rng.choice((20, 700)))
+
+    for number in range(10):
+        schedule = Schedule(run.machine, number, lines=1.0)
+        schedule.kill(schedule.spawn(write), run.rng.randrange(50, 2200))
+        schedule.run()
+        error = schedule.tasks[0].error
+        if error is not None:
+            raise error
+    run.follow(run.open(), "follower", TOPICS)
 
 
 def two_processes(run: Run) -> None:
@@ -264,7 +287,8 @@ def two_processes_killed(run: Run) -> None:
 WORKLOADS: dict[str, Workload] = {
     work.__name__: work
     for work in (
-        plain, rolls, large, weak, writers, topics, sync_fails, disk_full, chased, two_processes,
+        plain, rolls, large, weak, writers, topics, sync_fails, disk_full, killed_often, chased,
+        two_processes,
         two_processes_killed,
     )
 }  # fmt: skip

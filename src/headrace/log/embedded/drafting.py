@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -72,17 +72,29 @@ class Drafter:
         self._check_size(draft)
         return draft, topics
 
-    def _staged(self, packer: Packer, part: Part, inline: int) -> Iterator[SectionDraft | Piece]:
+    def _staged(self, packer: Packer, part: Part, inline: int) -> Sequence[SectionDraft | Piece]:
         """A part as a section, or as pieces when it is large or was staged before."""
         rows = part.rows
         if isinstance(rows, Piece):
             rows = [rows]
         if isinstance(rows, list) and rows and isinstance(rows[0], Piece):
-            yield from rows
-            return
+            return rows
         batch = part.batch(packer.arrow, packer.batch)
         if not batch.num_rows:
-            return
+            return []
+        sent = microseconds_of(part.sent_time) if part.sent_time else self._system.now_us()
+        packing: dict[str, Any] = {"sent_time": sent, "partition": part.partition}
+        if part.headers is not None:
+            packing["headers"] = packer.headers(part.headers, batch.num_rows)
+        if part.transactions is not None:
+            packing["transactions"] = packer.transactions(part.transactions, batch.num_rows)
+        size = batch.get_total_buffer_size()  # quick, and wrong where arrays share memory
+        if inline + size <= self.settings.inline_bytes_max:
+            packed = packer.pack(batch, **packing)
+            assert packed.body is not None
+            fits = packed.body.size <= self.settings.append_bytes_max
+            if fits and inline + packed.body.size <= self.settings.inline_bytes_max:
+                return [packed]
         size = pa.ipc.get_record_batch_size(batch)
         if size > self.settings.append_bytes_max:
             raise errors.BatchTooLarge(
@@ -90,19 +102,12 @@ class Drafter:
                 place=packer.place,
                 fix="stage the rows in several pieces (log.stage) and append these as one entry",
             )
-        sent = microseconds_of(part.sent_time) if part.sent_time else self._system.now_us()
-        packing: dict[str, Any] = {"sent_time": sent, "partition": part.partition}
-        if part.headers is not None:
-            packing["headers"] = packer.headers(part.headers, batch.num_rows)
-        if part.transactions is not None:
-            packing["transactions"] = packer.transactions(part.transactions, batch.num_rows)
         if inline + size > self.settings.inline_bytes_max:
             drafts = chunked(packer, [batch], self.settings.chunk_bytes, **packing)
             piece = self._pieces.write(packer.topic, drafts, sent)
             part.rows = part.staged = [piece]  # a second try must not stage it again
-            yield piece
-        else:
-            yield packer.pack(batch, **packing)
+            return [piece]
+        return [packer.pack(batch, **packing)]
 
     def _check_size(self, draft: Draft) -> None:
         if draft.meta_length > META_BYTES_MAX:

@@ -151,8 +151,11 @@ class Journal:
         Raises `Conflict` when a condition fails. What returns is in the operating system's hands;
         `sync` puts it on the disk.
         """
-        with self._appending() as found:
-            tail = found
+        live, lock = self.live, self.append_lock
+        lock.acquire(self.settings.lock_timeout_seconds)
+        try:
+            self._refuse_unless_sound()
+            tail = self.catch_up()
             if catalog is not None and tail.catalog != catalog:
                 return None
             expect: dict[str, int] = {}
@@ -164,25 +167,22 @@ class Journal:
             position = tail.position + 1
             received = max(self.system.now_us(), tail.received)
             checksum, zeroed = self._write(draft, tail, position, received)
+            ends = live.ends(0)
             for section in draft.sections:
-                section.advance(self.live.ends(0), section.slot)
-            fold.move(self.live, expect)
-            changes = draft.flags & CHANGES_CONTROL
+                section.advance(ends, section.slot)
+            if expect:
+                fold.move(live, expect)
+            control, catalog = tail.control, tail.catalog
+            if draft.flags & CHANGES_CONTROL:
+                control, catalog = tail.end, catalog + ("topics" in draft.control)
             end = tail.end + draft.length
-            self.live.publish(
-                Tail(
-                    end=end,
-                    position=position,
-                    checksum=checksum,
-                    control=tail.end if changes else tail.control,
-                    catalog=tail.catalog + ("topics" in draft.control),
-                    received=received,
-                    entries=tail.entries + 1,
-                    marked=tail.marked,
-                    zeroed=zeroed,
-                )
+            entries = tail.entries + 1
+            live.publish(
+                (end, position, checksum, control, catalog, received, entries, tail.marked, zeroed)
             )
             return Taken(position, received, end)
+        finally:
+            lock.release()
 
     def _number(self, draft: Draft) -> None:
         """Give the rows their offsets. Shared memory moves only once the record is written."""

@@ -144,7 +144,7 @@ class Live:
             if self.words[STAMP] == stamp:
                 return tail
 
-    def publish(self, tail: Tail) -> None:
+    def publish(self, tail: Tail | tuple[int, ...]) -> None:
         """Move the end (append lock held): into the place not in use, then switch."""
         stamp = self.words[STAMP] + 1
         _TAIL.pack_into(self.shared.view, _TAIL_PLACES[stamp & 1], *tail)

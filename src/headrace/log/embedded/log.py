@@ -99,7 +99,7 @@ class EmbeddedLog:
             journal.sync_lock.signal(EVERYBODY)
             self._finalizer.detach()
             _close(journal, self._keeper)
-            del self._keeper, self._drafter, self._finalizer  # they hold the journal's maps
+            del self._keeper, self._drafter  # they hold the maps of the journal
 
     def __enter__(self) -> EmbeddedLog:
         """For `with`."""

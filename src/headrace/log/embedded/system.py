@@ -193,7 +193,7 @@ class OsFile:
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """See `File`."""
-        total = sum(len(buffer) for buffer in buffers)
+        total = sum(map(len, buffers))
         written = os.pwritev(self._fd, buffers, offset)
         while written < total:  # a full disk or a signal: the rest, or the error itself
             rest = b"".join(buffers)[written:]

@@ -1,0 +1,51 @@
+"""The crash enumerator, in short: every workload, a choice of crash points, all kinds of disks.
+
+Caught: what `headrace.testing.crashes` says it can catch, here with few points and seeds. Not
+caught: the rest of the points; `./run faults log --minutes 30` tries them. A failure prints the
+command that shows it again.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.testing.crashes import one_round, record, replay
+from headrace.testing.explore import Limits
+from headrace.testing.workloads import WORKLOADS
+
+RACES = ("two_processes", "two_processes_killed", "chased", "killed_often")
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_nothing_promised_is_lost(workload: str) -> None:
+    one = one_round(workload, 1, Limits(bound=10, points=14, again=0.02))
+    assert one.reports() == []
+    assert one.tally.states > 60
+    assert one.attempts > 5
+
+
+@pytest.mark.parametrize("seed", range(200, 204))
+def test_other_seeds(seed: int) -> None:
+    """Fewer points of every workload: the seeds differ in what is written and who runs when."""
+    for workload in WORKLOADS:
+        assert one_round(workload, seed, Limits(bound=6, points=2, again=0.0)).reports() == []
+
+
+@pytest.mark.parametrize("workload", RACES)
+def test_many_schedules(workload: str) -> None:
+    """Nothing is cut, but processes run and die in many orders."""
+    for seed in range(1000, 1030):
+        assert one_round(workload, seed, Limits(points=0)).reports() == []
+
+
+def test_a_run_and_its_states_repeat_to_the_letter() -> None:
+    one, two = record("two_processes_killed", 5), record("two_processes_killed", 5)
+    kinds = [(op.pid, op.kind, op.path, op.offset, len(op.data)) for op in one.machine.ops]
+    assert kinds == [(op.pid, op.kind, op.path, op.offset, len(op.data)) for op in two.machine.ops]
+    assert one.history == two.history
+
+
+def test_one_path_can_be_taken_again() -> None:
+    one = replay("plain", 1, [(100, 1), (20, 0)], bound=10)
+    assert (one.tally.states, one.tally.second) == (2, 1)
+    assert one.reports() == []
