@@ -18,13 +18,13 @@ RACES = ("two_processes", "two_processes_killed", "chased", "killed_often")
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_nothing_promised_is_lost(workload: str) -> None:
-    one = one_round(workload, 1, Limits(bound=10, points=14, again=0.02))
+    one = one_round(workload, 1, Limits(bound=8, points=12, again=0.02))
     assert one.reports() == []
-    assert one.tally.states > 60
+    assert one.tally.states > 40
     assert one.attempts > 5
 
 
-@pytest.mark.parametrize("seed", range(200, 204))
+@pytest.mark.parametrize("seed", range(200, 202))
 def test_other_seeds(seed: int) -> None:
     """Fewer points of every workload: the seeds differ in what is written and who runs when."""
     for workload in WORKLOADS:

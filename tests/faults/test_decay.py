@@ -32,9 +32,10 @@ def log(seed: int) -> Aged:
     return aged(seed)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("part", ["journal", "pieces", "rest"])
-def test_nothing_is_silent(seed: int, part: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "seed"), [("journal", 1), ("journal", 2), ("pieces", 1), ("rest", 1)]
+)
+def test_nothing_is_silent(part: str, seed: int) -> None:
     found: Counter[str] = Counter()
     wrong = []
     for damage in log(seed).damages(Random(seed), 2 if part == "journal" else 1):

@@ -26,22 +26,20 @@ class Round:
 
     workload: str
     seed: int
-    operations: int
-    attempts: int
+    bound: int
+    operations: int = 0
+    attempts: int = 0
     tally: Tally = field(default_factory=Tally)
 
     def reports(self) -> list[str]:
         """Its violations, each with the command that shows it again."""
-        return [report(self.workload, self.seed, found) for found in self.tally.violations]
+        return [self._report(violation) for violation in self.tally.violations]
 
-
-def report(workload: str, seed: int, violation: Violation) -> str:
-    """A violation with the command that shows it again."""
-    path = ",".join(f"{at}:{number}" for at, number in violation.path)
-    command = f"./run faults log --workload {workload} --seed {seed}"
-    return f"{workload}, seed {seed}, {violation}\n  again: {command}" + (
-        f" --at {path}" if path else ""
-    )
+    def _report(self, violation: Violation) -> str:
+        path = ",".join(f"{at}:{number}" for at, number in violation.path)
+        command = f"./run faults log --workload {self.workload} --seed {self.seed}"
+        command += f" --bound {self.bound} --at {path}" if path else " --minutes 0"
+        return f"{self.workload}, seed {self.seed}, {violation}\n  again: {command}"
 
 
 def record(workload: str, seed: int) -> Run:
@@ -63,8 +61,9 @@ def one_round(
         run = record(workload, seed)
     except Exception as error:  # noqa: BLE001 - a workload ends well, or something is wrong
         found = Violation((), "while the workload ran", (f"{type(error).__name__}: {error}",), "")
-        return Round(workload, seed, 0, 0, Tally(violations=[found]))
-    result = Round(workload, seed, len(run.machine.ops), len(run.history.attempts))
+        return Round(workload, seed, limits.bound, tally=Tally(violations=[found]))
+    sizes = len(run.machine.ops), len(run.history.attempts)
+    result = Round(workload, seed, limits.bound, *sizes)
     try:
         verdicts = standing(run)
     except Exception as error:  # noqa: BLE001 - whatever it is, the log cannot be read

@@ -121,9 +121,7 @@ class Explorer:
         depth = len(path)
         only = self._limits.only[depth] if depth < len(self._limits.only) else None
         disk = Disk(machine)
-        for at in self._points(machine, history, depth):
-            if only is not None and at != only[0]:
-                continue
+        for at in [only[0]] if only else self._points(machine, history, depth):
             disk.advance(at)
             known = history.until(at)
             self.tally.points += not path
@@ -139,8 +137,8 @@ class Explorer:
         points = [op.index for op in machine.ops if op.kind not in QUIET]
         points.append(len(machine.ops))
         most = self._limits.points if not depth else 6
-        if len(points) <= most:
-            return points
+        if len(points) <= most or not most:
+            return points[:most]
         rng = Random(f"{self._seed}/points/{depth}/{len(points)}")
         promises = {a.ended for a in history.attempts} | {shown.now for shown in history.shown}
         told = [at for at in sorted(promises) if 0 < at < len(machine.ops)]

@@ -74,7 +74,7 @@ def _rounds(chosen: argparse.Namespace) -> list[Round]:
     limits = Limits(bound=chosen.bound, points=24, violations=3)
     rounds: list[Round] = []
     seed = chosen.seed
-    while time.monotonic() < deadline:
+    while not rounds or time.monotonic() < deadline:
         for name in names:
             one = one_round(name, seed, limits, lambda: time.monotonic() > deadline)
             rounds.append(one)

@@ -34,7 +34,7 @@ from headrace.testing.history import (
 from headrace.testing.oplog import Image
 from headrace.testing.schedule import Stuck
 
-FOLDER = "/home/data"
+FOLDER = "/disk/data"
 SCHEMA = "k bigint, attempt bigint, i bigint, pad string"
 TOPICS = {"orders": 3, "audit": 1}
 """Topics that every workload has, with their partitions."""
@@ -48,7 +48,7 @@ LATER = 1_000_000
 
 def new_machine() -> SimulatedMachine:
     """A machine with an empty disk but for the folder in which the log will be made."""
-    return SimulatedMachine(Image(frozenset(("/", "/home"))))
+    return SimulatedMachine(Image(frozenset(("/", "/disk"))))
 
 
 class Run:
