@@ -47,13 +47,14 @@ def mounted(image: Path, point: Path) -> Iterator[Path]:
 def image(tmp_path: Path) -> Path:
     if os.geteuid() != 0:
         pytest.skip("mounting an image needs root")
-    if shutil.which("mkfs.ext4") is None:
+    make = shutil.which("mkfs.ext4", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    if make is None:
         pytest.skip("mkfs.ext4 is not installed")
     path = tmp_path / "disk.img"
     with path.open("wb") as file:
         file.truncate(64 << 20)
     try:
-        run("mkfs.ext4", "-q", "-F", str(path))
+        run(make, "-q", "-F", str(path))
         with mounted(path, tmp_path / "disk"):
             pass
     except subprocess.CalledProcessError as error:

@@ -298,7 +298,7 @@ def test_the_benchmark_runs() -> None:
     """`./run bench log --quick` measures everything once and prints the JSON of the design."""
     command = [sys.executable, "-m", "benchmarks.log", "--quick", "--json"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
-    assert result.returncode in (0, 1), result.stderr  # 1: a goal was missed, on a busy machine
+    assert result.stdout, result.stderr  # the exit code says whether goals were met
     report = json.loads(result.stdout)
     assert report["benchmark"] == "log"
     measures = [one["measure"] for one in report["results"]]

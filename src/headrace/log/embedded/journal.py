@@ -289,19 +289,20 @@ class Journal:
 
     # -- sync -------------------------------------------------------------------------------
 
-    def sync(self, end: int) -> None:
-        """Return when everything below `end` is on the disk; share the sync with all who wait."""
+    def sync(self, end: int, position: int = 0) -> None:
+        """Return when everything below `end` is on the disk; share the sync with all who wait.
+
+        And when everybody sees `position`: whoever synced for us says so a moment later.
+        """
         words, lock = self.live.words, self.sync_lock
         timeout, deadline = self.settings.lock_timeout_seconds, 0.0
-        while words[shared.SYNCED] < end:
+        while words[shared.SYNCED] < end or words[shared.SYNCED_POSITION] < position:
             seen = lock.seen()
             if words[shared.POISONED]:
                 raise errors.LogPoisoned("a sync of this log failed", place=self.folder)
-            if words[shared.SYNCED] >= end:
-                return
             if lock.try_acquire():
                 try:
-                    if words[shared.SYNCED] < end:
+                    if words[shared.SYNCED] < end or words[shared.SYNCED_POSITION] < position:
                         self.system.give_way()  # who was just woken appends now, and shares this
                         self._sync_to(self.live.tail())
                 finally:

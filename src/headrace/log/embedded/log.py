@@ -317,7 +317,7 @@ class EmbeddedLog:
     def _make_durable(self, journal: Journal, taken: Taken, durability: str) -> None:
         if durability == "fsync":
             try:
-                journal.sync(taken.end)
+                journal.sync(taken.end, taken.position)
             except (errors.LogPoisoned, errors.LockTimeout) as error:
                 raise errors.Unknown(
                     f"entry {taken.position} was written, but not synced: {error.fact}",
