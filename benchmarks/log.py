@@ -13,6 +13,7 @@ over into one file that was filled with zeros before the clock started, so it ne
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import resource
@@ -183,11 +184,12 @@ def _wait_until(start: float) -> None:
 def work(pipe: Connection) -> None:
     """A worker: commands come, answers go."""
     state = State()
-    while True:
-        command, given = pipe.recv()
-        if command is None:
-            return
-        pipe.send(command(state, *given))
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the benchmark was ended
+        while True:
+            command, given = pipe.recv()
+            if command is None:
+                return
+            pipe.send(command(state, *given))
 
 
 class Crew:
@@ -219,7 +221,9 @@ class Crew:
 
     def stop(self) -> None:
         for process, pipe in self._workers:
-            pipe.send((None, ()))
+            with contextlib.suppress(BrokenPipeError):
+                pipe.send((None, ()))
+            pipe.close()
             process.join(10)
 
 
@@ -717,6 +721,7 @@ def main(given: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     if options.pairs < PAIRS:
         parser.error(f"--pairs must be at least {PAIRS}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and tidy up on the way
     bench = Bench("log")
     folder = Path(tempfile.mkdtemp(prefix="headrace-bench-", dir=options.folder))
     crew = Crew(2 if options.quick else 8)
