@@ -77,7 +77,8 @@ class Housekeeper:
         try:
             if self._sync_due is not None and now >= self._sync_due:
                 self._sync_due = None
-                journal.sync(journal.live.tail().end)
+                tail = journal.live.tail()
+                journal.sync(tail.end, tail.position)
             if now - last >= self._settings.quiet_seconds:
                 journal.mark()
                 with self._change:

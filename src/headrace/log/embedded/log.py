@@ -445,7 +445,8 @@ class EmbeddedLog:
     def sync(self) -> int:
         """Put everything appended so far on the disk; the position that is then visible."""
         journal = self.journal
-        journal.sync(journal.live.tail().end)
+        tail = journal.live.tail()
+        journal.sync(tail.end, tail.position)
         return self.position
 
     def tick(self) -> None:

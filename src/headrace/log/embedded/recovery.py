@@ -101,7 +101,8 @@ def _make_believable(journal: Journal) -> None:
         finally:
             journal.append_lock.release()
     if not live.words[shared.DAMAGED]:
-        journal.sync(live.tail().end)  # for a writer that died before it could
+        tail = live.tail()
+        journal.sync(tail.end, tail.position)  # for a writer that died before it could
 
 
 # -- making a log -------------------------------------------------------------------------------
