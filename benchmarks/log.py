@@ -14,6 +14,7 @@ over into one file that was filled with zeros before the clock started, so it ne
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import multiprocessing
 import os
 import resource
@@ -37,6 +38,7 @@ import headrace as hr
 from benchmarks.kit import PAIRS, Bench, Better, arguments, progress
 from headrace.log.embedded.format import OFFSET_MASK, place_of
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.log.embedded.system import EVERYBODY, OsShared
 
 TOPIC = "bids"
 PAIRS_SHORT = 21
@@ -89,6 +91,10 @@ def do_open(state: State, path: str, rows: int, topic: str, seed: int) -> None:
         state.log.append(topic, state.batch)
 
 
+def do_batch(state: State, rows: int, seed: int) -> None:
+    state.batch = bids(rows, seed)
+
+
 def do_close(state: State) -> None:
     if state.log is not None:
         state.log.close()
@@ -137,6 +143,44 @@ def do_floor(
     os.close(file)
     for name in files if growing else ():
         os.unlink(name)
+    return count, finished, syncs
+
+
+def do_bare(state: State, path: str, start: float, seconds: float, most: int) -> Finish:
+    """The least that processes must do to share a sync: a lock, a write, one who syncs, a wake."""
+    batch = state.batch
+    assert batch is not None
+    file, append, sync = (os.open(path + end, os.O_RDWR | os.O_CREAT) for end in ("", ".a", ".s"))
+    shared = OsShared(f"{path}.words", 4096)
+    words, word = shared.view.cast("Q"), shared.view.cast("I")
+    room, token, count, syncs = os.fstat(file).st_size - (8 << 20), os.getpid() << 12, 0, 0
+    _wait_until(start)
+    while count < most and time.monotonic() < start + seconds:
+        data = batch.serialize()
+        fcntl.flock(append, fcntl.LOCK_EX)
+        os.pwrite(file, data, words[0] % room)
+        words[0] = end = words[0] + data.size
+        fcntl.flock(append, fcntl.LOCK_UN)
+        while words[1] < end:
+            seen = word[100]
+            try:
+                fcntl.flock(sync, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                shared.wait(100, seen, 0.05)
+                continue
+            if words[1] < end:
+                os.sched_yield()
+                tail = words[0]
+                os.fdatasync(file)
+                words[1] = tail
+                syncs += 1
+            fcntl.flock(sync, fcntl.LOCK_UN)
+            word[100] = token = (token + 1) & 0xFFFFFFFF
+            shared.wake(100, EVERYBODY)
+        count += 1
+    finished = time.monotonic()
+    for descriptor in (file, append, sync):
+        os.close(descriptor)
     return count, finished, syncs
 
 
@@ -336,6 +380,40 @@ def _append(plan: Plan, name: str, rows: int, processes: int, floor: str) -> Non
         )
     crew.all(processes, do_close)
     shutil.rmtree(path)
+
+
+def measure_bare(plan: Plan) -> None:
+    """How near to the floor Python processes come that do nothing but share a sync (0007)."""
+    crew, ring = plan.crew, plan.path("bare ring")
+    for rows in (1,) if plan.quick else (1, 100, 1_000):
+        for processes in (2,) if plan.quick else (1, 4, 8):
+            name = f"bare group commit, {rows:,} rows, {processes} processes"
+            if not plan.wanted(name):
+                continue
+            _fill(ring, 16 << 20 if plan.quick else 512 << 20)
+            Path(f"{ring}.words").unlink(missing_ok=True)
+            for number in range(processes):
+                crew.ask(number, do_batch, rows, number)
+            most = max(1, (8 << 20 if plan.quick else 504 << 20) // (180 * rows))
+
+            def ours(processes: int = processes, rows: int = rows, most: int = most) -> float:
+                start = time.monotonic() + 0.02
+                share = max(1, most // processes)
+                found: list[Finish] = crew.all(processes, do_bare, ring, start, plan.seconds, share)
+                written = rows * sum(count for count, _, _ in found)
+                return written / (max(finished for _, finished, _ in found) - start)
+
+            def other(processes: int = processes, rows: int = rows, most: int = most) -> float:
+                start = time.monotonic() + 0.02
+                count, finished, _ = crew.ask(
+                    0, do_floor, ring, False, processes, start, plan.seconds, most
+                )
+                return float(count * rows / (finished - start))
+
+            note = "serialize + write + fdatasync, one writer, space filled beforehand and reused"
+            plan.compare(name, ours, other, note, "rows/s", "higher", None)
+    for path in plan.folder.glob("bare ring*"):
+        path.unlink()
 
 
 def measure_partitions(plan: Plan) -> None:
@@ -705,6 +783,7 @@ def _strace(path: str, rows: int, count: int) -> dict[str, int]:
 MEASURES = (
     measure_counted,
     measure_append,
+    measure_bare,
     measure_partitions,
     measure_scan,
     measure_wake,

@@ -82,3 +82,26 @@ class EntryLog(Protocol):
 
     def value(self, name: str) -> Any:
         """A named value that an entry set; None if there is none."""
+
+
+class KeyedTable(Protocol):
+    """A topic read by key, at any position from the log's `since` on."""
+
+    def get(
+        self,
+        keys: Any,
+        *,
+        at: int | None = None,
+        columns: Sequence[str] | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """An Arrow table of the rows of these keys, with `_position` and `_index` on top."""
+
+    def scan(
+        self,
+        *,
+        at: int | None = None,
+        columns: Sequence[str] | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """An Arrow reader of all rows in the order of their keys, with `_position` on top."""

@@ -87,7 +87,7 @@ def test_a_stopped_holder_of_the_sync_lock_is_named_too(folder: str) -> None:
     holder.send(signal.SIGSTOP)
     appender = Worker(folder, "append", "--count", "1", lock_timeout_seconds=0.4)
     try:
-        line = appender.wait_for("unknown", seconds=10.0)[0]
+        line = appender.wait_for("unknown")[0]
         assert f"process {holder.process.pid}" in line
     finally:
         holder.end()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.log.embedded.locks import CrossLock
-from headrace.log.embedded.system import System
+from headrace.log.embedded.system import EVERYBODY, System
 from headrace.testing.disk import Deadlock, SimulatedMachine, SimulatedProcess
 from headrace.testing.schedule import Schedule, Stuck
 
@@ -28,22 +28,28 @@ def add_one(system: System, *, locked: bool) -> None:
             lock.release()
 
 
-def counted(seed: int, *, locked: bool) -> tuple[int, Schedule]:
+def counted(seed: int, *, locked: bool, lines: float = 0.0) -> tuple[int, Schedule]:
     machine = SimulatedMachine()
     first = machine.process(1)
     first.create("/number", 8)
     first.create("/lock", 0)
-    schedule = Schedule(machine, seed)
+    schedule = Schedule(machine, seed, lines=lines)
     for _ in range(3):
         schedule.spawn(lambda system: add_one(system, locked=locked))
     schedule.run()
-    assert all(task.error is None for task in schedule.tasks)
+    assert [task.error for task in schedule.tasks] == [None, None, None]
     return int.from_bytes(first.open("/number").pread(8, 0), "little"), schedule
 
 
 def test_a_race_is_found_and_a_lock_prevents_it() -> None:
     assert any(counted(seed, locked=False)[0] < 15 for seed in range(5))
     assert all(counted(seed, locked=True)[0] == 15 for seed in range(20))
+
+
+def test_who_waits_for_a_lock_is_woken_by_its_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without looking again by themselves, sleepers forgotten by a release would time out."""
+    monkeypatch.setattr(CrossLock, "LOOK_AGAIN_SECONDS", 1e6)
+    assert all(counted(seed, locked=True, lines=1.0)[0] == 15 for seed in range(250))
 
 
 def test_the_same_seed_is_the_same_run() -> None:
@@ -123,7 +129,7 @@ def test_with_lines_a_process_may_stop_between_two_stores() -> None:
         lock = CrossLock(process, process.create("/lock", 0), shared, name="x", word=8, holder=0)
         for _ in range(3):
             lock.acquire(1.0)
-            lock.release()
+            lock.release(EVERYBODY)
 
     def reader(process: SimulatedProcess) -> list[tuple[int, int]]:
         words = process.map("/live", 4096).view.cast("Q")

@@ -156,12 +156,12 @@ ONE_APPEND = {
     "pread": 1,  # is there an entry that a dead writer left?
     "pwritev": 1,
     "fdatasync": 1,
-    "futex wake": 2,
+    "futex wake": 1,  # the sync lock; nobody waits for the append lock
 }
 
 
 @pytest.mark.parametrize("count", [1, 100, 10_000])
-def test_a_durable_append_is_nine_system_calls(
+def test_a_durable_append_is_eight_system_calls(
     counted: EmbeddedLog, machine: Counted, count: int
 ) -> None:
     """One write, one sync, whatever the number of rows. R-A4"""
@@ -171,7 +171,7 @@ def test_a_durable_append_is_nine_system_calls(
     assert calls == ONE_APPEND
 
 
-def test_a_million_rows_cost_nine_thousand_calls(folder: str, machine: Counted) -> None:
+def test_a_million_rows_cost_eight_thousand_calls(folder: str, machine: Counted) -> None:
     """1,000 batches of 1,000 rows: a sync each, and little more for the files they fill. R-A4"""
     batch = pa.record_batch({"a": pa.array(range(1_000), pa.int64())})
     with EmbeddedLog(folder, QUIET, system=machine) as log:
@@ -182,15 +182,15 @@ def test_a_million_rows_cost_nine_thousand_calls(folder: str, machine: Counted) 
     files = calls["create"]
     assert files <= 3
     assert calls["fdatasync"] <= 1_000 + 4 * files
-    assert sum(calls.values()) <= 9_000 + 60 * files
+    assert sum(calls.values()) <= 8_000 + 60 * files
 
 
 def test_weaker_durability_never_syncs(counted: EmbeddedLog, machine: Counted) -> None:
-    """`os`: the entry is in the operating system's hands, five calls. R-A4"""
+    """`os`: the entry is in the operating system's hands, four calls. R-A4"""
     with machine.during() as calls:
         for _ in range(10):
             counted.append("t", ROWS, durability="os")
-    assert calls == {"flock": 20, "pread": 10, "pwritev": 10, "futex wake": 10}
+    assert calls == {"flock": 20, "pread": 10, "pwritev": 10}
 
 
 def test_a_transaction_over_forty_topics_is_one_write_and_one_sync(

@@ -302,6 +302,6 @@ def test_a_reading_can_be_ended(many: EmbeddedLog) -> None:
     """A closed reading ends, and the log goes on. R-A9"""
     reading = many.read("t", follow=True)
     next(iter(reading))
-    reading.close()  # type: ignore[attr-defined]
+    reading.close()
     assert list(reading) == []
     many.append("t", [{"a": 1}])

@@ -19,7 +19,7 @@ import headrace as hr
 from headrace import errors
 from headrace.log.embedded.check import check
 from headrace.log.embedded.log import EmbeddedLog
-from headrace.log.embedded.system import OsSystem
+from headrace.log.embedded.system import OsFile, OsShared, OsSystem
 from tests.log.kit import (
     TINY,
     Child,
@@ -383,3 +383,99 @@ def test_a_half_made_folder_is_made(folder: str) -> None:
         log.append("t", [{"a": 1}])
         assert values(log.read("t")) == [1]
     checked(folder)
+
+
+# -- a disk that cannot be written -----------------------------------------------------------------
+
+
+class Unwritable(OsSystem):
+    """A machine after a boot, whose disk is full or read-only."""
+
+    def __init__(self, number: int, boot: bytes = b"after the reboot") -> None:
+        self.error = OSError(number, os.strerror(number))
+        self.boot = boot
+
+    def boot_id(self) -> bytes:
+        return self.boot
+
+    def create(self, path: str, size: int) -> OsFile:
+        raise self.error
+
+    def map(self, path: str, size: int) -> OsShared:
+        if self.error.errno == errno.EROFS or not os.path.exists(path):
+            raise self.error
+        return super().map(path, size)
+
+    def open(self, path: str, *, create: bool = False) -> OsFile:
+        if create and self.error.errno == errno.EROFS:
+            raise self.error
+        return OsFile(path, os.open(path, os.O_RDWR if create else os.O_RDONLY))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_cannot_be_written_can_be_read(folder: str, number: int) -> None:
+    """After a boot all is read that recovery would keep; only appends are refused. L18"""
+    filled(folder, **TINY)
+    machine = f"{folder}-after"
+    with hr.connect(folder) as log:
+        log.append("t", [{"a": 60}], expect={"c": 60})
+        log.append("t", [{"a": 61}], expect={"c": 61})
+        shutil.copytree(folder, machine)
+    before = disk(machine)
+    with EmbeddedLog(machine, system=Unwritable(number)) as reader:
+        assert content(reader) == (list(range(62)), 63, 62, [62])
+        assert values(reader.read("t", after=31, through=41)) == list(range(30, 40))
+        refused = errors.DiskFull if number == errno.ENOSPC else errors.ReadOnlyDisk
+        for _ in range(2):
+            with pytest.raises(refused, match=os.strerror(number)) as caught:
+                reader.append("t", [{"a": 62}])
+            assert "open the log again" in caught.value.fix
+        with pytest.raises(refused):
+            reader.create_topic("other", "a bigint")
+        with pytest.raises(refused):
+            list(reader.read("t", follow=True))
+        with pytest.raises(refused):
+            reader.wait(64)
+    assert disk(machine) == before
+    with hr.connect(machine) as log:
+        log.append("t", [{"a": 62}], expect={"c": 62})
+        assert values(log.read("t")) == list(range(63))
+
+
+def test_a_failed_sync_is_not_forgotten_by_a_recovery_that_fails(folder: str) -> None:
+    """No room for the marker and for the new file: what was not synced is copied all the same."""
+    machine = Machine()
+    log = machine_log(folder, machine, background=False)
+    log.create_topic("t", "a bigint")
+    log.append("t", [{"a": 0}])
+    numbers = {"fdatasync": errno.EIO, "create": errno.ENOSPC}
+    machine.fails = lambda call, _: OSError(numbers[call], call) if call in numbers else None
+    with pytest.raises(errors.Unknown):
+        log.append("t", [{"a": 1}])
+    with machine_log(folder, machine) as reader:
+        assert values(reader.read("t")) == [0]
+    machine.fails = lambda call, path: None
+    with machine_log(folder, machine) as again:
+        assert values(again.read("t")) == [0, 1]
+        assert again.journal.closed_files[-1].cut == "poisoned"
+    log.close()
+
+
+def test_where_others_append_a_reader_without_rights_sees_what_is_synced(folder: str) -> None:
+    """The same boot: what is not synced yet could still be lost, so it is not shown. L18"""
+    with hr.connect(folder, quiet_seconds=1000.0) as log:
+        log.create_topic("t", "a bigint")
+        log.append("t", [{"a": 0}])
+        log.append("t", [{"a": 1}], durability="os")
+        boot = OsSystem().boot_id()
+        with EmbeddedLog(folder, system=Unwritable(errno.EROFS, boot)) as reader:
+            assert values(reader.read("t")) == [0]
+        log.sync()
+        with EmbeddedLog(folder, system=Unwritable(errno.EROFS, boot)) as reader:
+            assert values(reader.read("t")) == [0, 1]
+
+
+def disk(folder: str) -> dict[str, bytes]:
+    """Everything that is not derived."""
+    paths = sorted(Path(folder).rglob("*"))
+    return {str(p): p.read_bytes() for p in paths if p.is_file() and p.parent.name != "live"}

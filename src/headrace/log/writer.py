@@ -19,6 +19,11 @@ from headrace.model.fold import OWN_COUNTERS
 from headrace.model.records import Receipt
 
 
+def state_counter(name: str) -> str:
+    """The counter of a writer, under which its state is kept too (`log.value`)."""
+    return f"{OWN_COUNTERS}writer/{name}"
+
+
 class Writer:
     """Stores each of its entries once, however often it is retried."""
 
@@ -26,7 +31,7 @@ class Writer:
         """Claim the name; made by `log.writer(name)`."""
         self._log = log
         self.name = name
-        self.counter = f"{OWN_COUNTERS}writer/{name}"
+        self.counter = state_counter(name)
         self.epoch_counter = f"{OWN_COUNTERS}epoch/{name}"
         self.epoch = self._claim()
         self.version = log.counter(self.counter)

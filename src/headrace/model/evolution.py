@@ -262,7 +262,7 @@ class Upgrade:
     did not change, and a batch in which nothing changes is given back itself.
     """
 
-    __slots__ = ("_steps", "_untouched", "needs", "schema")
+    __slots__ = ("_picked", "_steps", "_untouched", "needs", "schema")
 
     def __init__(
         self, written: Schema, target: Schema, columns: Sequence[str] | None = None
@@ -290,11 +290,16 @@ class Upgrade:
         # The same names are not enough: one may belong to another column by now.
         same = [step.source for step in steps] == written.arrow.names
         self._untouched = same and self.schema.equals(written.arrow)
+        found = [written.arrow.field(step.source) for step in steps if step.source is not None]
+        self._picked = [field.name for field in found] if pa.schema(found) == self.schema else None
+        """The columns, if all of them are taken as they are."""
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Read one batch; it has (at least) the columns `needs`, as they were written."""
         if self._untouched and batch.schema.equals(self.schema):
             return batch
+        if self._picked is not None:
+            return batch.select(self._picked)
         arrays = []
         for step in self._steps:
             if step.source is None:
@@ -302,8 +307,6 @@ class Upgrade:
                 continue
             array = batch.column(step.source)
             arrays.append(array if step.same else array.cast(step.type))
-        if not arrays:  # without columns, a batch has to be told its length
-            return batch.select([])
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 

@@ -101,14 +101,12 @@ def move(counters: Counters, expect: Mapping[str, int]) -> None:
 
 def number(ends: Offsets, runs: npt.NDArray[Any], slot: int) -> None:
     """Give each run the next offsets of its partition; each partition stands in one run only."""
-    places = runs["partition"] + np.uint32(slot)
-    runs["base"] = ends[places]
+    runs["base"] = ends[slot:][runs["partition"]]
 
 
 def advance(ends: Offsets, runs: npt.NDArray[Any], slot: int) -> None:
     """Move the partition ends past these runs; absolute, so twice is once."""
-    places = runs["partition"] + np.uint32(slot)
-    ends[places] = runs["base"] + runs["rows"]
+    ends[slot:][runs["partition"]] = runs["base"] + runs["rows"]
 
 
 @dataclass(slots=True)

@@ -52,6 +52,9 @@ Words = npt.NDArray[np.uint32]
 
 _SEED = 0x9747B28C
 _M = 0x5BD1E995
+_M32, _ROTATE, _SHIFT_8 = np.uint32(_M), np.uint32(24), np.uint32(8)
+_SHIFT_24, _SHIFT_32 = np.uint64(24), np.uint64(32)
+_NINE_BYTES = np.uint32(((_SEED ^ 9) * _M) & 0xFFFFFFFF)
 _MASK = 0xFFFFFFFF
 _FEW = 12
 """Up to so many rows are hashed one by one."""
@@ -211,6 +214,8 @@ def murmur2_of(columns: Sequence[pa.Array]) -> Words:
     """Give each row's hash: `murmur2` of the row's canonical bytes."""
     tags = [key_tag(column.type) for column in columns]
     rows = len(columns[0])
+    if rows <= _BLOCK:
+        return _hash_block(columns, tags)
     hashes = np.empty(rows, np.uint32)
     for start in range(0, rows, _BLOCK):
         block = [column.slice(start, _BLOCK) for column in columns]
@@ -244,11 +249,22 @@ def _hash_block(columns: Sequence[pa.Array], tags: Sequence[int]) -> Words:
 def _hash_eight(tag: int, payload: Bytes) -> Words:
     """Hash rows of a tag and eight bytes, the most common key, without laying them out."""
     bits = payload.view("<u8").reshape(-1)
-    h = np.full(len(bits), _SEED ^ 9, np.uint32)
-    _mix(h, (bits.astype(np.uint32) << np.uint32(8)) | np.uint32(tag))
-    _mix(h, (bits >> np.uint64(24)).astype(np.uint32))
-    h ^= (bits >> np.uint64(56)).astype(np.uint32)
-    h *= np.uint32(_M)
+    words = np.empty((2, len(bits)), np.uint32)
+    words[0] = bits
+    words[0] <<= _SHIFT_8
+    words[0] |= np.uint32(tag)
+    bits >>= _SHIFT_24
+    words[1] = bits
+    bits >>= _SHIFT_32
+    words *= _M32
+    words ^= words >> _ROTATE
+    words *= _M32
+    h, k = words
+    h ^= _NINE_BYTES
+    h *= _M32
+    h ^= k
+    h ^= bits.astype(np.uint32)
+    h *= _M32
     return _finish(h)
 
 
@@ -273,16 +289,16 @@ def _hash_fixed(parts: list[Bytes]) -> Words:
 
 def _mix(h: Words, k: Words) -> None:
     """Take one word of each row into its hash; both arrays are overwritten."""
-    k *= np.uint32(_M)
-    k ^= k >> np.uint32(24)
-    k *= np.uint32(_M)
-    h *= np.uint32(_M)
+    k *= _M32
+    k ^= k >> _ROTATE
+    k *= _M32
+    h *= _M32
     h ^= k
 
 
 def _finish(h: Words) -> Words:
     h ^= h >> np.uint32(13)
-    h *= np.uint32(_M)
+    h *= _M32
     h ^= h >> np.uint32(15)
     return h
 

@@ -17,7 +17,7 @@ from headrace.testing.decay import Aged, aged, examine
 from headrace.testing.explore import Limits
 from headrace.testing.workloads import WORKLOADS
 
-SEEDS = range(1, 5)
+SEEDS = range(1, 9)
 LIMITS = Limits(bound=16, points=40, depth=2, again=0.02)
 BEGIN, END = "<!-- bugs: begin -->", "<!-- bugs: end -->"
 

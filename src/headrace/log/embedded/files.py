@@ -97,14 +97,13 @@ class JournalFiles:
         record = Record(data, at)
         if not record.fits(address, self.log_id, size):
             return None
-        start, end = at + HEADER_BYTES, at + HEADER_BYTES + record.meta_length
+        start = at + HEADER_BYTES
+        end = start + record.meta_length
         if end > len(data):
             data = file.pread(HEADER_BYTES + record.meta_length, address & OFFSET_MASK)
-            at, start, end = 0, HEADER_BYTES, HEADER_BYTES + record.meta_length
+            at, start, end = 0, HEADER_BYTES, len(data)
         view = memoryview(data)
-        if not record.take_meta(view[at : at + HEADER_BYTES], view[start:end]):
-            return None
-        return record
+        return record if record.take_meta(view[at:start], view[start:end]) else None
 
     def bytes_of(self, record: Record) -> bytes:
         """A record as it stands in its file."""
@@ -143,11 +142,11 @@ class JournalFiles:
         stop = end & OFFSET_MASK
         file, size = self.file(number)
         data, base = pa.py_buffer(b""), offset
+        want = WINDOW_BYTES if bodies else HOP_BYTES
         while offset < stop:
             address = address_of(number, offset)
             at = offset - base
             if at + HEADER_BYTES > data.size:
-                want = WINDOW_BYTES if bodies else HOP_BYTES
                 data, base, at = file.read(min(want, stop - offset), offset), offset, 0
             record = self._decode(file, size, address, data, at)
             if record is None or (previous is not None and record.previous != previous):
@@ -156,6 +155,8 @@ class JournalFiles:
                 data = file.read(max(record.length, min(WINDOW_BYTES, stop - offset)), offset)
                 base, at = offset, 0
             yield record, data, at
+            if bodies:  # whole records, if they go on like this: none is read twice
+                want = record.length * max(1, WINDOW_BYTES // record.length)
             previous = record.checksum
             offset += record.length
 

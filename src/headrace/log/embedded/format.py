@@ -63,7 +63,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,7 @@ from xxhash import xxh3_64_intdigest
 
 from headrace.model import fold
 from headrace.model.fold import Offsets
+from headrace.model.topic import Topic
 
 FORMAT_VERSION = 1
 MAGIC = b"HRlog\0\0" + bytes([FORMAT_VERSION])
@@ -124,9 +125,8 @@ def aligned(length: int) -> int:
 class SectionDraft:
     """Rows of one topic on their way into an entry; bases are filled in under the append lock."""
 
-    topic: int
+    topic: Topic
     schema: int
-    slot: int
     flags: int
     rows: int
     sent_time: int
@@ -143,29 +143,23 @@ class SectionDraft:
     checksum: int = 0
 
     @property
-    def run_count(self) -> int:
-        """How many runs the rows make."""
-        return 1 if self.runs is None else len(self.runs)
-
-    @property
     def slot_end(self) -> int:
         """How long the array of partition ends must be for these rows."""
-        top = self.partition if self.runs is None else int(self.runs["partition"][-1])
-        return self.slot + top + 1
+        return self.topic.slot + self.topic.partitions
 
-    def number(self, ends: Offsets, slot: int) -> None:
-        """Give the rows the next offsets; `ends` has the topic's partitions from `slot` on."""
+    def number(self, ends: Offsets) -> None:
+        """Give the rows the next offsets; `ends` has the topic's partitions from its slot on."""
         if self.runs is None:
-            self.base = int(ends[slot + self.partition])
+            self.base = int(ends[self.topic.slot + self.partition])
         else:
-            fold.number(ends, self.runs, slot)
+            fold.number(ends, self.runs, self.topic.slot)
 
-    def advance(self, ends: Offsets, slot: int) -> None:
+    def advance(self, ends: Offsets) -> None:
         """Move the partition ends past these rows."""
         if self.runs is None:
-            ends[slot + self.partition] = self.base + self.rows
+            ends[self.topic.slot + self.partition] = self.base + self.rows
         else:
-            fold.advance(ends, self.runs, slot)
+            fold.advance(ends, self.runs, self.topic.slot)
 
     def table(self) -> bytes:
         """The runs as they stand in the record."""
@@ -179,31 +173,52 @@ class Draft:
     """What an entry will hold, before it has a place."""
 
     sections: Sequence[SectionDraft] = ()
-    control: dict[str, Any] = field(default_factory=dict)
+    control: Mapping[str, Any] = field(default_factory=dict)
     flags: int = 0
     kind: int = ENTRY
+    section_bytes: bytes = b""
     control_bytes: bytes = b""
+    bodies: Sequence[Any] = ()
     meta_length: int = 0
     body_length: int = 0
     length: int = 0
 
     def seal(self) -> Draft:
-        """Compute the lengths and lay the bodies out; nothing may change afterwards."""
-        self.control_bytes = (
-            json.dumps(self.control, separators=(",", ":")).encode() if self.control else b""
-        )
-        meta = len(self.control_bytes)
-        body = 0
-        for section in self.sections:
-            meta += SECTION_BYTES + RUN_BYTES * section.run_count
-            if section.body is not None:
-                section.offset = body
-                section.length = section.body.size
-                section.checksum = checksum(section.body)
-                body += aligned(section.length)
-        self.meta_length = meta
-        self.body_length = body
-        self.length = aligned(HEADER_BYTES + meta) + body
+        """Pack all that needs no place; nothing may change afterwards but the bases of runs."""
+        if self.control:
+            self.control_bytes = json.dumps(self.control, separators=(",", ":")).encode()
+        packed: list[bytes] = []
+        bodies: list[Any] = []
+        runs = at = 0
+        for s in self.sections:
+            body = s.body
+            if body is not None:
+                s.offset, s.length, s.checksum = at, body.size, checksum(body)
+                at += (s.length + 63) & -64
+                bodies += body, PAD[-s.length & 63]
+            count = 1 if s.runs is None else len(s.runs)
+            runs += count
+            packed.append(
+                _SECTION.pack(
+                    s.topic.id,
+                    s.schema,
+                    s.flags,
+                    0,
+                    0,
+                    count,
+                    s.rows,
+                    s.piece,
+                    s.topic.slot,
+                    0,
+                    s.sent_time,
+                    s.offset,
+                    s.length,
+                    s.checksum,
+                )
+            )
+        self.section_bytes, self.bodies, self.body_length = b"".join(packed), bodies, at
+        meta = len(packed) * SECTION_BYTES + runs * RUN_BYTES + len(self.control_bytes)
+        self.meta_length, self.length = meta, aligned(HEADER_BYTES + meta) + at
         return self
 
 
@@ -219,33 +234,8 @@ def encode(
     received: int,
 ) -> tuple[list[Any], int]:
     """The buffers of a record, in order, and its checksum. The bases of the runs must be set."""
-    parts: list[Any] = []
-    tables: list[bytes] = []
-    bodies: list[Any] = []
-    for s in draft.sections:
-        parts.append(
-            _SECTION.pack(
-                s.topic,
-                s.schema,
-                s.flags,
-                0,
-                0,
-                s.run_count,
-                s.rows,
-                s.piece,
-                s.slot,
-                0,
-                s.sent_time,
-                s.offset,
-                s.length,
-                s.checksum,
-            )
-        )
-        tables.append(s.table())
-        if s.body is not None:
-            bodies.append(s.body)
-            bodies.append(PAD[-s.length % ALIGNMENT])
-    meta = b"".join((*parts, *tables, draft.control_bytes))
+    tables = [section.table() for section in draft.sections]
+    meta = b"".join((draft.section_bytes, *tables, draft.control_bytes))
     header = _HEADER_UNSIGNED.pack(
         MAGIC,
         log_id,
@@ -258,16 +248,14 @@ def encode(
         draft.kind,
         draft.flags,
         0,
-        draft.meta_length,
+        len(meta),
         draft.body_length,
         len(draft.sections),
         len(draft.control_bytes),
     )
     own = checksum(header + meta)
-    head = b"".join(
-        (header, _CHECKSUM.pack(own), meta, PAD[-(HEADER_BYTES + len(meta)) % ALIGNMENT])
-    )
-    return [head, *bodies], own
+    pad = PAD[-(HEADER_BYTES + len(meta)) & 63]
+    return [b"".join((header, _CHECKSUM.pack(own), meta, pad)), *draft.bodies], own
 
 
 def readdressed(data: bytes, *, address: int, previous: int, previous_control: int) -> bytes:

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headrace import errors
@@ -60,9 +60,12 @@ from headrace.log.embedded.format import (
     HEADER_BYTES,
     MAGIC,
     MARK,
+    OFFSET_BITS,
+    OFFSET_MASK,
     ROLL,
     Draft,
     Record,
+    SectionDraft,
     address_of,
     aligned,
     encode,
@@ -74,7 +77,7 @@ from headrace.log.embedded.locks import CrossLock
 from headrace.log.embedded.system import EVERYBODY, File, System, named, os_errors
 from headrace.log.embedded.witness import write_witness
 from headrace.model import fold
-from headrace.model.fold import ControlState
+from headrace.model.fold import ControlState, Offsets
 from headrace.settings import LogSettings
 
 MARKER = "poisoned"
@@ -116,6 +119,10 @@ class Journal:
         self.closed_files: list[FileRange] = []
         self._folded = 0
         self._control_guard = threading.Lock()
+        self._newest: tuple[int, File, int] | None = None
+        self._synced_through = 0
+        self.refused: errors.HeadraceError | None = None
+        """Why this handle only reads, if so (`frozen`)."""
         self.syncs = 0
         self.since = 0
 
@@ -136,6 +143,8 @@ class Journal:
 
     def _refuse_unless_sound(self) -> None:
         words = self.live.words
+        if self.refused is not None:
+            raise self.refused.with_traceback(None)
         if words[shared.POISONED]:
             raise errors.LogPoisoned(
                 "a sync of this log failed; nothing is appended", place=self.folder
@@ -158,18 +167,17 @@ class Journal:
             tail = self.catch_up()
             if catalog is not None and tail.catalog != catalog:
                 return None
-            expect: dict[str, int] = {}
+            expect: Mapping[str, int] = {}
             if draft.flags & HAS_CONDITIONS:
                 expect = draft.control.get("expect", {})
                 self._decide(expect, draft.control.get("require", {}))
             tail = self._make_room(tail, draft.length)
-            self._number(draft)
+            ends = self._number(draft.sections)
             position = tail.position + 1
             received = max(self.system.now_us(), tail.received)
             checksum, zeroed = self._write(draft, tail, position, received)
-            ends = live.ends(0)
             for section in draft.sections:
-                section.advance(ends, section.slot)
+                section.advance(ends)
             if expect:
                 fold.move(live, expect)
             control, catalog = tail.control, tail.catalog
@@ -184,21 +192,17 @@ class Journal:
         finally:
             lock.release()
 
-    def _number(self, draft: Draft) -> None:
-        """Give the rows their offsets. Shared memory moves only once the record is written."""
-        sections = draft.sections
-        if len(sections) == 1:
-            section = sections[0]
-            section.number(self.live.ends(section.slot_end), section.slot)
-            return
-        for section in sections:  # a topic may come more than once
-            self.live.ends(section.slot_end)
-        ends = self.live.ends(0).copy()
+    def _number(self, sections: Sequence[SectionDraft]) -> Offsets:
+        """Give the rows their offsets; the ends, which move only once the record is written."""
+        ends = self.live.ends(max([section.slot_end for section in sections], default=0))
+        after = ends if len(sections) < 2 else ends.copy()
         for section in sections:
-            section.number(ends, section.slot)
-            section.advance(ends, section.slot)
+            section.number(after)
+            if after is not ends:  # a topic may come more than once
+                section.advance(after)
+        return ends
 
-    def _decide(self, expect: dict[str, int], require: dict[str, int]) -> None:
+    def _decide(self, expect: Mapping[str, int], require: Mapping[str, int]) -> None:
         rejection = fold.verdict(self.live, expect, require)
         if rejection is not None:
             raise errors.Conflict(
@@ -226,13 +230,15 @@ class Journal:
             previous_control=tail.control,
             received=received,
         )
-        number, offset = place_of(tail.end)
-        file, size = self.files.file(number)
+        number, file, size = self._file_of(tail.end)
+        offset = tail.end & OFFSET_MASK
         end = tail.end + draft.length
-        zeroed = max(end, tail.zeroed)
-        if end > tail.zeroed and draft.length < ZERO_WINDOW // 2:
-            zeroed = min(tail.end + ZERO_WINDOW, address_of(number, size))
-            buffers.append(_ZEROS[: zeroed - end])
+        zeroed = tail.zeroed
+        if end > zeroed:
+            zeroed = end
+            if draft.length < ZERO_WINDOW // 2:
+                zeroed = min(tail.end + ZERO_WINDOW, address_of(number, size))
+                buffers.append(_ZEROS[: zeroed - end])
         try:
             file.pwritev(buffers, offset)
         except OSError as error:
@@ -250,9 +256,7 @@ class Journal:
     def catch_up(self) -> Tail:
         """Fold what a dead writer left at the end (append lock held); the tail after it."""
         tail = self.live.tail()
-        number, offset = place_of(tail.end)
-        file, _ = self.files.file(number)
-        if file.pread(8, offset) != MAGIC:
+        if self._file_of(tail.end)[1].pread(8, tail.end & OFFSET_MASK) != MAGIC or self.refused:
             return tail
         while True:
             record = self.files.whole(tail.end, tail.checksum)
@@ -303,8 +307,12 @@ class Journal:
             if lock.try_acquire():
                 try:
                     if words[shared.SYNCED] < end or words[shared.SYNCED_POSITION] < position:
-                        self.system.give_way()  # who was just woken appends now, and shares this
-                        self._sync_to(self.live.tail())
+                        tail = self.live.tail()
+                        if tail.position > self._synced_through + 1:  # others append, too: who
+                            self.system.give_way()  # was just woken does now, and shares this
+                            tail = self.live.tail()
+                        self._sync_to(tail)
+                        self._synced_through = tail.position
                 finally:
                     lock.release(EVERYBODY)
             else:
@@ -317,7 +325,7 @@ class Journal:
         """Sync the newest file, then say so (sync lock held)."""
         if self.live.words[shared.POISONED]:
             raise errors.LogPoisoned("a sync of this log failed", place=self.folder)
-        file, _ = self.files.file(place_of(tail.end)[0])
+        _, file, _ = self._file_of(tail.end)
         try:
             file.fdatasync()
         except OSError as error:
@@ -370,11 +378,18 @@ class Journal:
 
     # -- files ------------------------------------------------------------------------------
 
+    def _file_of(self, address: int) -> tuple[int, File, int]:
+        """Number, file and size of the journal file at `address`: the newest, as a rule."""
+        number = address >> OFFSET_BITS
+        newest = self._newest
+        if newest is None or newest[0] != number:
+            newest = self._newest = (number, *self.files.file(number))
+        return newest
+
     def _make_room(self, tail: Tail, length: int) -> Tail:
         """Roll if the newest file has no room for a record of `length` and a roll record."""
-        number, offset = place_of(tail.end)
-        _, size = self.files.file(number)
-        full = offset + length + ROLL_BYTES > size
+        _, _, size = self._file_of(tail.end)
+        full = (tail.end & OFFSET_MASK) + length + ROLL_BYTES > size
         if not full and tail.entries < self.settings.journal_entries_max:
             return tail
         draft = Draft(kind=ROLL).seal()
@@ -568,6 +583,7 @@ class Journal:
         """Close files, locks and maps."""
         self.append_lock.abandon()
         self.sync_lock.abandon()
+        self._newest = None
         self.files.close()
         self.live.close()
 

@@ -52,7 +52,7 @@ MAGIC = 0x3145_5649_4C52_4848
 ) = range(16)
 _TAIL = struct.Struct("<9Q")
 _TAIL_PLACES = (256, 384)
-# Futex words, counted in 32 bits; each has a cache line of its own.
+# Futex words, counted in 32 bits; each has a cache line of its own, with the flag of its waiters.
 APPEND_WORD, SYNC_WORD = 512, 528
 WORDS_BYTES = 4096
 SLOT = np.dtype([("high", "<u8"), ("low", "<u8"), ("value", "<u8"), ("file", "<u8")])
@@ -81,6 +81,9 @@ class Tail(NamedTuple):
     """The end after the last mark: equal to `end` when the log is quiet and says so."""
     zeroed: int = 0
     """The address up to which the newest file has really been written, zeros included."""
+
+
+_new = tuple.__new__  # what a NamedTuple does, without its signature
 
 
 def digest_of(name: str) -> bytes:
@@ -140,7 +143,7 @@ class Live:
         """The end of the journal, consistent even while somebody publishes a new one."""
         while True:
             stamp = self.words[STAMP]
-            tail = Tail(*_TAIL.unpack_from(self.shared.view, _TAIL_PLACES[stamp & 1]))
+            tail = _new(Tail, _TAIL.unpack_from(self.shared.view, _TAIL_PLACES[stamp & 1]))
             if self.words[STAMP] == stamp:
                 return tail
 

@@ -11,6 +11,15 @@ threads, so `CrossLock` puts a thread lock around it.
 **Waiting** is a futex on a word of the shared map: no polling, no file descriptor per waiter, one
 system call wakes everybody in every process. A word is changed by writing a value nobody wrote
 before, so that concurrent writers cannot put back a value somebody still waits on.
+
+**Waking only those who wait.** Most releases of the append lock find nobody waiting, and then save
+the system call. Who waits for a lock (1) reads the word, (2) raises the flag beside it, (3) tries
+the lock, (4) sleeps if the word is still what it read; and again from (1) when it wakes. Who
+releases (a) unlocks, (b) looks at the flag; if it is up: (c) lowers it, (d) changes the word, (e)
+wakes one, who then raises the flag again for those still asleep. Nobody sleeps through the release
+it waits for: (3) failed, so it came before (a), so the flag was up at (b), unless another releaser
+lowered it in (c) after (2); but then its (d) comes after (1), and (4) does not sleep. The kernel's
+own lock around each `flock` orders (2) before (b) on every processor.
 """
 
 from __future__ import annotations
@@ -30,6 +39,8 @@ class CrossLock:
     """
 
     LOOK_AGAIN_SECONDS = 0.05
+    LOOK_UNASKED_SECONDS = 60.0
+    """Who waits for news looks by itself so often: who brought them may have died before waking."""
 
     def __init__(
         self, system: System, file: File, shared: Shared, *, name: str, word: int, holder: int
@@ -42,6 +53,7 @@ class CrossLock:
         self._holder = holder
         self._words32 = shared.view.cast("I")
         self._words64 = shared.view.cast("Q")
+        self._waiting = word + 1
         self._threads = threading.Lock()
         self._pid = system.pid()
         self._token = (self._pid << 12) ^ (id(self) >> 4)
@@ -69,6 +81,7 @@ class CrossLock:
         deadline = self._system.monotonic() + timeout
         while True:
             seen = self._words32[self._word]
+            self._words32[self._waiting] = 1
             if self.try_acquire():
                 return
             left = deadline - self._system.monotonic()
@@ -81,18 +94,21 @@ class CrossLock:
         return self._words32[self._word]
 
     def wait_changed(self, seen: int, timeout: float | None) -> None:
-        """Sleep until somebody has released the lock since `seen` was read."""
-        self._shared.wait(self._word, seen, timeout)
+        """Sleep until somebody has released the lock since `seen` was read, or a minute; look."""
+        limit = self.LOOK_UNASKED_SECONDS
+        self._shared.wait(self._word, seen, limit if timeout is None else min(timeout, limit))
 
     def release(self, wake: int = 1) -> None:
-        """Give it back and wake that many waiters."""
+        """Give it back and wake that many waiters; one only if somebody waits for the lock."""
         self._words64[self._holder] = 0
         self._file.unlock()
         self._threads.release()
-        self.signal(wake)
+        if wake > 1 or self._words32[self._waiting]:
+            self.signal(wake)
 
     def signal(self, wake: int) -> None:
         """Change the word to a value nobody waits on, and wake."""
+        self._words32[self._waiting] = 0
         self._token = (self._token + 0x9E3779B1) & 0xFFFFFFFF
         self._words32[self._word] = self._token
         self._shared.wake(self._word, wake)

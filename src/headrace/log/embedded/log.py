@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace import errors
-from headrace.interfaces import Part
+from headrace.interfaces import KeyedTable, Part
 from headrace.log.embedded import live as shared
 from headrace.log.embedded.drafting import Drafter
 from headrace.log.embedded.housekeeping import Housekeeper
@@ -30,7 +31,7 @@ from headrace.log.transaction import Transaction
 from headrace.log.writer import Writer
 from headrace.model.evolution import evolve
 from headrace.model.fold import OWN_COUNTERS, ControlState, check_counter
-from headrace.model.records import Batch, Piece, Receipt
+from headrace.model.records import Piece, Receipt
 from headrace.model.topic import Topic, define, same_definition
 from headrace.settings import DURABILITIES, LogSettings
 
@@ -54,6 +55,7 @@ class EmbeddedLog:
         self.settings = settings or LogSettings()
         self._system = system or OsSystem()
         self._packers: dict[str, Packer] = {}
+        self._tables: dict[str, KeyedTable] = {}
         self._closed = False
         self._reopening = threading.Lock()
         self._journal: Journal | None = None
@@ -231,8 +233,8 @@ class EmbeddedLog:
         Ends with a receipt; or `Conflict`: a condition failed, nothing was taken; or `Unknown`: the
         outcome is not known (resolve it with `log.writer(name)`); or another error: not taken.
         """
-        for conditions in (expect or {}, require or {}):
-            for name, value in conditions.items():
+        for conditions in (expect, require):
+            for name, value in conditions.items() if conditions else ():
                 check_counter(name, value)
         part = Part(topic, rows, headers, transactions, partition, sent_time)
         return self.append_entry(
@@ -251,11 +253,11 @@ class EmbeddedLog:
             batches: Any = (packer.batch(batch) for batch in rows)
         else:
             batches = [packer.batch(rows)]
-        packing: dict[str, Any] = {"sent_time": sent}
+        column = None
         if headers is not None:
             batches = list(batches)
-            packing["headers"] = packer.headers(headers, sum(b.num_rows for b in batches))
-        drafts = chunked(packer, batches, self.settings.chunk_bytes, **packing)
+            column = packer.headers(headers, sum(b.num_rows for b in batches))
+        drafts = chunked(packer, batches, self.settings.chunk_bytes, sent, column)
         return self._pieces.write(packer.topic, drafts, sent)
 
     def transaction(self, *, durability: str | None = None) -> Transaction:
@@ -288,7 +290,7 @@ class EmbeddedLog:
         while True:
             journal = self.journal
             catalog = journal.catalog
-            draft, topics = self._drafter.draft(parts, dict(control), expect, require)
+            draft = self._drafter.draft(parts, control, expect, require)
             if draft is None:
                 return Receipt(self.position, 0, self._system.now_us())
             try:
@@ -303,8 +305,10 @@ class EmbeddedLog:
                 break
             journal.refresh_control()  # the topics changed meanwhile: look again
         self._make_durable(journal, taken, durability)
-        rows = sum(section.rows for section in draft.sections)
-        runs = [(topics[section.topic], section.table()) for section in draft.sections]
+        rows, runs = 0, []
+        for section in draft.sections:
+            rows += section.rows
+            runs.append((section.topic.name, section.table()))
         return Receipt(taken.position, rows, taken.received, runs)
 
     def check_part(self, part: Part) -> None:
@@ -349,7 +353,7 @@ class EmbeddedLog:
         partitions: Sequence[int] | None = None,
         follow: bool = False,
         timeout: float | None = None,
-    ) -> Iterator[Batch]:
+    ) -> Reading:
         """Batches in position order, never past the synced end.
 
         `start`: "earliest", "latest", a `datetime` (the first entry received then or later), an
@@ -373,6 +377,14 @@ class EmbeddedLog:
             timeout=timeout,
             closed=self._is_closed(),
         )
+
+    def table(self, topic: str) -> KeyedTable:
+        """The topic read by key: `get(keys, at=P)` and `scan(at=P)`. See `headrace.tables`."""
+        found = self._tables.get(topic)
+        if found is None:  # tables are a layer above: found by name, not imported
+            tables = importlib.import_module("headrace.tables.table")
+            found = self._tables[topic] = tables.Table(self, self._system, topic)
+        return found
 
     def _is_closed(self) -> Callable[[], bool]:
         reference = weakref.ref(self)
@@ -403,6 +415,8 @@ class EmbeddedLog:
             found = words[shared.SYNCED_POSITION]
             if found >= position:
                 return found
+            if journal.refused is not None:
+                raise journal.refused.with_traceback(None)
             left = None if deadline is None else deadline - self._system.monotonic()
             if left is not None and left <= 0:
                 raise errors.WaitTimeout(
@@ -441,6 +455,12 @@ class EmbeddedLog:
         """A named value that an entry set; None if there is none."""
         self.journal.refresh_control()
         return self.journal.control.values.get(name)
+
+    def values(self, prefix: str) -> dict[str, Any]:
+        """All named values whose names start so."""
+        self.journal.refresh_control()
+        found = self.journal.control.values
+        return {name: value for name, value in found.items() if name.startswith(prefix)}
 
     def sync(self) -> int:
         """Put everything appended so far on the disk; the position that is then visible."""

@@ -44,6 +44,7 @@ class Packer:
         self.topic = topic
         self.arrow: pa.Schema = topic.schema.arrow
         self.place = f"topic '{topic.name}'"
+        self._version = topic.schema.version
         defaults = {"_weight": 1} if topic.kind == "changes" else {}
         self._intake = Intake(self.arrow, place=self.place, defaults=defaults)
         self._keys = [self.arrow.get_field_index(name) for name in topic.key]
@@ -58,15 +59,13 @@ class Packer:
     def pack(
         self,
         batch: pa.RecordBatch,
-        *,
         sent_time: int,
         headers: pa.Array | None = None,
         transactions: npt.NDArray[np.uint32] | None = None,
         partition: int | None = None,
     ) -> SectionDraft:
         """One section, serialized."""
-        rows = batch.num_rows
-        flags = 0
+        rows, flags = batch.num_rows, 0
         if headers is not None:
             flags |= WITH_HEADERS
             batch = batch.append_column(pa.field(HEADERS_COLUMN, HEADERS), headers)
@@ -75,18 +74,8 @@ class Packer:
             field = pa.field(TRANSACTION_COLUMN, pa.uint32(), nullable=False)
             batch = batch.append_column(field, pa.array(transactions))
         batch, runs, only = self._ordered(batch, partition)
-        topic = self.topic
-        return SectionDraft(
-            topic=topic.id,
-            schema=topic.schema.version,
-            slot=topic.slot,
-            flags=flags,
-            rows=rows,
-            sent_time=sent_time,
-            runs=runs,
-            partition=only,
-            body=batch.serialize(),
-        )
+        body = batch.serialize()
+        return SectionDraft(self.topic, self._version, flags, rows, sent_time, runs, body, only)
 
     def _ordered(
         self, batch: pa.RecordBatch, partition: int | None
@@ -100,18 +89,24 @@ class Packer:
         keys = self._key_columns(batch)
         if keys is None:  # no key: each append goes to the next partition, whole
             return batch, None, next(self._spread) % count
-        of_row = partitions_of(keys, count).astype(np.uint16)  # sorted by radix
-        if not len(of_row):
+        rows = batch.num_rows
+        if not rows:
             return batch, None, 0
+        of_row = partitions_of(keys, count).astype(np.uint16)  # sorted by radix
         order = np.argsort(of_row, kind="stable")
         of_row = of_row[order]
-        starts = np.concatenate(([0], np.flatnonzero(of_row[1:] != of_row[:-1]) + 1))
+        first = np.ones(rows, bool)
+        np.not_equal(of_row[1:], of_row[:-1], out=first[1:])
+        starts = np.flatnonzero(first)
         if len(starts) == 1:
             return batch, None, int(of_row[0])
         runs = np.empty(len(starts), RUNS)
         runs["partition"] = of_row[starts]
-        runs["rows"] = np.diff(starts, append=len(of_row))
-        return take(batch, pa.array(order), boundscheck=False), runs, 0
+        counts = runs["rows"]
+        np.subtract(starts[1:], starts[:-1], out=counts[:-1], casting="unsafe")
+        counts[-1] = rows - starts[-1]
+        indices = pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(order)])
+        return take(batch, indices, boundscheck=False), runs, 0
 
     def _key_columns(self, batch: pa.RecordBatch) -> list[pa.Array] | None:
         if not self._keys:

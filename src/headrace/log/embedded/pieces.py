@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headrace import errors
@@ -92,9 +93,8 @@ class Pieces:
             runs["rows"] = chunk.counts
             result.append(
                 SectionDraft(
-                    topic=topic.id,
+                    topic=topic,
                     schema=piece.schema,
-                    slot=topic.slot,
                     flags=chunk.flags,
                     rows=chunk.rows,
                     sent_time=piece.sent_time,
@@ -164,22 +164,28 @@ class Pieces:
 
 
 def chunked(
-    packer: Packer, batches: Iterable[Any], chunk_bytes: int, **packing: Any
+    packer: Packer,
+    batches: Iterable[Any],
+    chunk_bytes: int,
+    sent_time: int,
+    headers: pa.Array | None = None,
+    transactions: npt.NDArray[np.uint32] | None = None,
+    partition: int | None = None,
 ) -> Iterator[SectionDraft]:
     """Batches cut into chunks of about `chunk_bytes`, packed one at a time."""
     start = 0
-    headers, transactions = packing.pop("headers", None), packing.pop("transactions", None)
     for batch in batches:
         if not batch.num_rows:
             continue
         rows = max(1, batch.num_rows * chunk_bytes // max(1, batch.nbytes))
         for at in range(0, batch.num_rows, rows):
             part: pa.RecordBatch = batch.slice(at, rows)
-            count = part.num_rows
+            end = start + part.num_rows
             yield packer.pack(
                 part,
-                headers=None if headers is None else headers.slice(start, count),
-                transactions=None if transactions is None else transactions[start : start + count],
-                **packing,
+                sent_time,
+                None if headers is None else headers[start:end],
+                None if transactions is None else transactions[start:end],
+                partition,
             )
-            start += count
+            start = end

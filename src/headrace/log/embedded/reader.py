@@ -1,9 +1,10 @@
 """Reading: whole entries in order, never past the synced end, woken by the next sync.
 
 A reading walks the journal's records from an address. Small entries are gathered into a *window*
-and handed out as one batch per topic; an entry with staged chunks is handed out chunk by chunk. So
-memory is bounded by the window and one chunk, whatever the log holds. Every batch of a window has
-the position of the window's last entry, and the last batch of it is `last`.
+and handed out as one batch per topic; a large entry is handed out section by section, which is
+chunk by chunk where it was staged. So memory is bounded by the window and one chunk, whatever the
+log holds. Every batch of a window has the position of the window's last entry, and the last batch
+of it is `last`.
 
 Files in which no topic wanted has rows are skipped. Waiting is on the word that changes with every
 sync; nothing polls.
@@ -50,7 +51,7 @@ from headrace.model.topic import Topic
 from headrace.settings import LogSettings
 
 ALONE_BYTES = 64 << 10
-"""An entry of this size begins a batch of its own: gathering is copying."""
+"""Rows of this size are a batch of their own: gathering is copying."""
 SMALL_PART = 16
 
 
@@ -99,7 +100,6 @@ class Window:
         self._settings = settings
         self._counted: object = None
         self._rows = self._bytes = 0
-        self._alone = False
         self.parts: list[Part] = []
         self.versions: dict[int, int] = {}
         """topic id -> the schema version of its rows in this window."""
@@ -113,7 +113,6 @@ class Window:
             if part is None:
                 continue
             self.parts.append(part)
-            self._alone = self._alone or part.bytes >= ALONE_BYTES
             self.versions[part.way.wanted.topic.id] = part.way.target.version
             self._rows += part.span.rows
             self._bytes += part.bytes
@@ -123,13 +122,11 @@ class Window:
 
     def takes(self, found: list[tuple[Section, Way]]) -> bool:
         """Whether one more entry with these sections may be added."""
-        full = self._rows >= self._settings.read_rows_max
-        if self._alone or full or self._bytes >= self._settings.read_bytes_max:
+        settings = self._settings
+        if self._rows >= settings.read_rows_max or self._bytes >= settings.read_bytes_max:
             return False
         for section, way in found:
             version = way.target.version
-            if section.length >= ALONE_BYTES or section.piece:
-                return False
             if self.versions.get(section.topic, version) != version:
                 return False
         return True
@@ -175,6 +172,7 @@ class Reading:
         self._cursor = self._place(start, after)
         self._previous: int | None = None
         self._done = False
+        self._polling = False
         self._batches = self._run()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -183,7 +181,20 @@ class Reading:
 
     def __next__(self) -> Batch:
         """The next batch."""
-        return next(self._batches)
+        batch = next(self._batches)
+        assert batch is not None
+        return batch
+
+    def poll(self) -> Batch | None:
+        """The next batch of a following reading if it is there by now, else None.
+
+        After None every entry that was visible before the call has been handed out.
+        """
+        self._polling = True
+        try:
+            return next(self._batches, None)
+        finally:
+            self._polling = False
 
     def close(self) -> None:
         """End the reading."""
@@ -214,7 +225,7 @@ class Reading:
 
     # -- the loop ---------------------------------------------------------------------------
 
-    def _run(self) -> Generator[Batch, None, None]:
+    def _run(self) -> Generator[Batch | None, None, None]:
         through, after = self._through, self._skip_through
         if through is not None and through <= after:
             return
@@ -226,6 +237,9 @@ class Reading:
                 self._limit = self._journal.live.words[shared.SYNCED]
             if self._cursor >= self._limit:
                 self._say_if_lost()
+                if self._polling:
+                    yield None
+                    continue
                 if not self._follow or not self._wait():
                     self._say_if_short()
                     return
@@ -272,6 +286,8 @@ class Reading:
     def _wait(self) -> bool:
         """Sleep until there is more; False when the timeout passed or the log was closed."""
         lock, words = self._journal.sync_lock, self._journal.live.words
+        if self._journal.refused is not None:
+            raise self._journal.refused.with_traceback(None)
         deadline = None
         if self._timeout is not None:
             deadline = self._journal.system.monotonic() + self._timeout
@@ -333,10 +349,13 @@ class Reading:
                     found = [
                         (s, self._way(s)) for s in record.sections() if s.topic in self._wanted
                     ]
-                    if window.parts and not window.takes(found):
+                    large = False
+                    for section, _ in found:
+                        large = large or section.length >= ALONE_BYTES or section.piece > 0
+                    if window.parts and (large or not window.takes(found)):
                         yield from self._window(window)
                         window = Window(self._journal.settings)
-                    if any(section.piece for section, _ in found):
+                    if large:
                         yield from self._chunks(record, found, data, at)
                     else:
                         parts = [self._part(record, s, way, data, at) for s, way in found]

@@ -22,6 +22,9 @@ failed sync (`poisoned`) the part that was not synced is copied, as far as it ca
 verified, to a new file, under the same positions and offsets: handles with weaker durability have
 already been told these.
 
+A disk that is full or read-only has no room for 5: then the log is opened for reading only
+(`frozen`), by the same steps 1 to 4 and without changing anything.
+
 Rejected: continuing in the old file when all behind the break is zero. It saves at most one file
 per boot and needs an argument about what the disk may still hold behind the zeros we read.
 """
@@ -30,6 +33,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import NamedTuple, cast
 
 from headrace import errors
 from headrace.log.embedded import live as shared
@@ -43,6 +47,7 @@ from headrace.log.embedded.format import (
     checksum,
     place_of,
 )
+from headrace.log.embedded.frozen import Frozen
 from headrace.log.embedded.journal import MARKER, Journal
 from headrace.log.embedded.live import Tail
 from headrace.log.embedded.system import EVERYBODY, System, os_errors
@@ -65,8 +70,17 @@ def open_journal(system: System, folder: str, settings: LogSettings, *, create: 
     if FORMAT_FILE not in names and (foreign or not create):
         found = "nothing" if not names else f"{len(names)} other names, such as '{names[0]}'"
         raise errors.NotALog(f"{folder} is not a log: it holds {found}", place=folder)
+    try:
+        return _opened(system, folder, settings, made=FORMAT_FILE in names)
+    except (errors.DiskFull, errors.ReadOnlyDisk) as error:
+        if FORMAT_FILE not in names:
+            raise
+        return _frozen(system, folder, settings, error)
+
+
+def _opened(system: System, folder: str, settings: LogSettings, *, made: bool) -> Journal:
     with os_errors("opening the log", folder):
-        if FORMAT_FILE in names:
+        if made:
             for name in FOLDERS:
                 system.mkdir(f"{folder}/{name}")
             journal = Journal(system, folder, read_format(system, folder), settings)
@@ -186,34 +200,55 @@ def _make(system: System, folder: str, settings: LogSettings) -> Journal:
 # -- after a boot, or a failed sync ----------------------------------------------------------------
 
 
-def recover(journal: Journal) -> None:
-    """Rebuild shared memory from the journal and go on in a new file (both locks held)."""
-    files, live = journal.files, journal.live
-    poisoned = MARKER in journal.system.listdir(journal.folder)
-    synced = 0
-    if live.believed(journal.log_id):
-        poisoned, synced = True, live.words[shared.SYNCED]
+class Found(NamedTuple):
+    """What the disk holds of the newest file."""
+
+    numbers: list[int]
+    newest: int
+    first: Record
+    """Its checkpoint."""
+    records: list[Record]
+    """What follows and chains, up to the first record that is not whole."""
+    synced: int
+    """All below this address was on the disk once."""
+    damaged: int | None
+
+
+def _survey(journal: Journal, synced: int, *, others: bool = False) -> Found:
+    """Look at the newest file. With `others` who append meanwhile, only `synced` is believed."""
+    files = journal.files
     numbers = files.numbers()
     newest, first = _newest_checkpoint(journal, numbers)
     records = list(_chain(journal, first))
     end = records[-1].end if records else first.end
     damaged = next((address_of(n, 0) for n in numbers if n > newest), None)
-    survivors = [] if damaged is not None else files.found_after(end)
-    witness = read_witness(journal.system, journal.folder, journal.log_id)
-    headers = (first, *records, *survivors)
-    synced = max([synced, witness, *(record.synced for record in headers)])
+    if not others:
+        survivors = [] if damaged is not None else files.found_after(end)
+        witness = read_witness(journal.system, journal.folder, journal.log_id)
+        headers = (first, *records, *survivors)
+        synced = max([synced, witness, *(record.synced for record in headers)])
     if damaged is None and synced > end:
         lost = place_of(synced)[0]
         damaged = end if lost == newest else address_of(lost, 0)
+    if damaged is None:
+        torn = (i for i, r in enumerate(records) if r.end > synced and not files.body_intact(r))
+        records = records[: next(torn, len(records))]
+    return Found(numbers, newest, first, records, synced, damaged)
+
+
+def recover(journal: Journal) -> None:
+    """Rebuild shared memory from the journal and go on in a new file (both locks held)."""
+    files, live = journal.files, journal.live
+    poisoned = MARKER in journal.system.listdir(journal.folder) or live.words[shared.POISONED] != 0
+    synced = 0
+    if live.believed(journal.log_id):
+        poisoned, synced = True, live.words[shared.SYNCED]
+    numbers, newest, first, records, synced, damaged = _survey(journal, synced)
     if damaged is not None:
         _open_damaged(journal, first, records, damaged)
         return
-    whole = next(
-        (i for i, r in enumerate(records) if r.end > synced and not files.body_intact(r)),
-        len(records),
-    )
-    kept = [record for record in records[:whole] if not poisoned or record.end <= synced]
-    carried = records[len(kept) : whole]
+    kept = [record for record in records if not poisoned or record.end <= synced]
+    carried = records[len(kept) :]
     if not poisoned:
         file, _ = files.file(newest)
         file.fdatasync()  # the same boot is possible: a copied folder, a deleted `live`
@@ -242,6 +277,49 @@ def recover(journal: Journal) -> None:
     live.words[shared.POISONED] = 0
     live.finish(journal.log_id)
     journal.forget()
+
+
+def _frozen(
+    system: System, folder: str, settings: LogSettings, error: errors.HeadraceError
+) -> Journal:
+    """Open for reading only what cannot be written, changing nothing on the disk.
+
+    After a boot all that can be read is on the disk, and the recovery to come keeps it. Where
+    others have the log open in this boot, their synced end is the limit, as it is for all readers;
+    behind a failed sync it is the last one that is known.
+    """
+    log_id = read_format(system, folder)
+    journal = Journal(cast("System", Frozen(system)), folder, log_id, settings)
+    limit, poisoned = _said_by_others(system, folder, log_id)
+    found = _survey(journal, limit or 0, others=limit is not None)
+    if found.damaged is not None:
+        _open_damaged(journal, found.first, found.records, found.damaged)
+    else:
+        bound = limit is not None or poisoned
+        kept = [r for r in found.records if not bound or r.end <= found.synced]
+        tail, _, _ = _rebuild(journal, found.first, kept)
+        journal.publish_synced(tail)
+        journal.live.finish(log_id)
+    journal.refused = error
+    error.fix = f"{error.fix}; then open the log again: until then this handle only reads"
+    journal.refresh_control()
+    return journal
+
+
+def _said_by_others(system: System, folder: str, log_id: bytes) -> tuple[int | None, bool]:
+    """The synced end in shared memory, if it was made in this boot; and whether a sync failed."""
+    poisoned = MARKER in system.listdir(folder)
+    try:
+        file = system.open(f"{folder}/live/words")
+    except FileNotFoundError:
+        return None, poisoned
+    data = file.pread(shared.WORDS_BYTES, 0).ljust(shared.WORDS_BYTES, b"\0")
+    file.close()
+    words = memoryview(data).cast("Q")
+    boot, log = words[shared.BOOT_0 : shared.BOOT_1 + 1], words[shared.LOG_0 : shared.LOG_1 + 1]
+    current = bytes(boot) == system.boot_id() and bytes(log) == log_id
+    limit = words[shared.SYNCED] if current and words[shared.READY] == shared.MAGIC else None
+    return limit, poisoned or words[shared.POISONED] != 0
 
 
 def _newest_checkpoint(journal: Journal, numbers: list[int]) -> tuple[int, Record]:

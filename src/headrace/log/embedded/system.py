@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import platform
@@ -130,13 +131,16 @@ READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
 EVERYBODY = 0x7FFFFFFF
+TRY_LOCK = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-def _futex() -> Callable[[int, int, int, _Timespec | None], None]:
+@functools.cache
+def _futex() -> tuple[Callable[..., int], Callable[..., int]]:
+    """The system call for waiting, and for waking: that never blocks, so it keeps the GIL."""
     number = FUTEX_NUMBERS.get(platform.machine())
     if platform.system() != "Linux" or number is None:
         raise errors.FilesystemCannotLock(
@@ -144,16 +148,12 @@ def _futex() -> Callable[[int, int, int, _Timespec | None], None]:
             why="waiting across processes uses the Linux futex on x86-64 or arm64",
             fix="run it on Linux, or connect to a log on Kafka",
         )
-    call = ctypes.CDLL(None, use_errno=True).syscall
-    call.restype = ctypes.c_long
-    pointer, integer = ctypes.c_void_p, ctypes.c_int
-    call.argtypes = (ctypes.c_long, pointer, integer, ctypes.c_uint32, pointer, pointer, integer)
-
-    def futex(address: int, operation: int, value: int, timeout: _Timespec | None) -> None:
-        limit = ctypes.addressof(timeout) if timeout is not None else None
-        call(number, address, operation, value, limit, None, 0)
-
-    return futex
+    wait, wake = ctypes.CDLL(None).syscall, ctypes.PyDLL(None).syscall
+    pointer = ctypes.c_void_p
+    wait.restype = wake.restype = ctypes.c_long
+    wake.argtypes = (ctypes.c_long, pointer, ctypes.c_int, ctypes.c_uint32)
+    wait.argtypes = (*wake.argtypes, pointer)
+    return functools.partial(wait, number), functools.partial(wake, number)
 
 
 class OsFile:
@@ -210,7 +210,7 @@ class OsFile:
     def try_lock(self) -> bool:
         """See `File`."""
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, TRY_LOCK)
         except BlockingIOError:
             return False
         return True
@@ -246,7 +246,7 @@ class OsShared:
         self._identity = ((status.st_dev << 40) ^ status.st_ino) & 0xFFFF_FFFF_FFFF_FFFF
         self.view = memoryview(self._map)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._futex = _futex()
+        self._wait, self._wake = _futex()
 
     def identity(self) -> int:
         """See `Shared`."""
@@ -256,12 +256,12 @@ class OsShared:
         """See `Shared`."""
         limit = None
         if timeout is not None:
-            limit = _Timespec(int(timeout), int((timeout % 1.0) * 1e9))
-        self._futex(self._address + 4 * index, FUTEX_WAIT, seen, limit)
+            limit = ctypes.byref(_Timespec(int(timeout), int((timeout % 1.0) * 1e9)))
+        self._wait(self._address + 4 * index, FUTEX_WAIT, seen, limit)
 
     def wake(self, index: int, count: int) -> None:
         """See `Shared`."""
-        self._futex(self._address + 4 * index, FUTEX_WAKE, count, None)
+        self._wake(self._address + 4 * index, FUTEX_WAKE, count)
 
     def close(self) -> None:
         """Let go of the map; pages still referred to elsewhere live until those are gone."""
