@@ -104,7 +104,7 @@ def test_the_list_of_errors(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "says"),
     [
         (["explain", "HR-LOG-999"], "there is no error 'HR-LOG-999'"),
-        (["explian"], "did you mean 'explain'?"),
+        (["explian"], "did you mean 'explain'"),
         (["explain", "--jsno"], "see 'headrace explain --help'"),
         ([], "Usage: headrace"),
     ],

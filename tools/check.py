@@ -32,7 +32,9 @@ class Step:
 
 
 def steps(report: Path, pytest_arguments: list[str]) -> list[Step]:
-    pytest = ["pytest", "-q", "-n", "2", f"--junit-xml={report}", *pytest_arguments]
+    # loadgroup: the tests that need Spark share one session, in one worker.
+    pytest = ["pytest", "-q", "-n", "2", "--dist", "loadgroup"]
+    pytest += [f"--junit-xml={report}", *pytest_arguments]
     return [
         Step("format", ["ruff", "format", "--check", *FOLDERS]),
         Step("lint", ["ruff", "check", "--quiet", *FOLDERS]),

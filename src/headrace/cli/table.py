@@ -1,0 +1,197 @@
+"""``headrace table``: the rows of a topic by key, as they are or were at a position."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from headrace.cli.options import (
+    Command,
+    Group,
+    json_option,
+    listed,
+    log_option,
+    open_log,
+    stdout,
+    talk,
+)
+from headrace.errors import BadUsage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.log.embedded.log import EmbeddedLog
+    from headrace.model.topic import Topic
+
+Decorated = TypeVar("Decorated", bound=Any)
+
+
+@click.group(cls=Group)
+def table() -> None:
+    """Read a topic by key, as it is or was at a position."""
+
+
+def reading_options(command: Decorated) -> Decorated:
+    """Add the options of both commands."""
+    options = (
+        click.option(
+            "--at",
+            metavar="POSITION",
+            type=int,
+            help="As it was at this position, waiting until it is there; by default as it is now.",
+        ),
+        click.option(
+            "--timeout",
+            metavar="SECONDS",
+            type=click.FloatRange(0),
+            help="With --at: how long to wait; by default for ever.",
+        ),
+        click.option("--columns", metavar="A,B", help="Only these columns; by default all."),
+        click.option(
+            "--format",
+            "form",
+            type=click.Choice(["ndjson", "arrow", "table"]),
+            help="A JSON object a line (default), an Arrow IPC stream, or a table for the eye.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return json_option(log_option(command))
+
+
+@table.command(
+    cls=Command, short_help="Print the rows of some keys.", example="headrace table get orders 7 8"
+)
+@click.argument("name")
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@reading_options
+def get(
+    name: str,
+    keys: tuple[str, ...],
+    at: int | None,
+    timeout: float | None,
+    columns: str | None,
+    form: str | None,
+    path: str,
+    as_json: bool,
+) -> None:
+    """Print the rows of topic NAME that have these keys.
+
+    A KEY is a value (7, paid, 2024-01-31); a JSON array for a key of several columns
+    ('["a", 7]'); or a JSON object ('{"id": null}'). Keys that are not there are named on stderr.
+    """
+    with open_log(path) as log:
+        topic = log.topic(name)
+        found = log.table(name).get(
+            _keys(topic, keys), at=at, columns=listed(columns) or None, timeout=timeout
+        )
+        index = found.column("_index").to_pylist()
+        rows = found.drop_columns(["_index"])
+        _write(log, topic, _format(form, as_json), rows.schema, rows.to_batches())
+        for missing in sorted(set(range(len(keys))) - set(index)):
+            talk(f"there is no row with key {keys[missing]}")
+
+
+@table.command(
+    cls=Command,
+    short_help="Print all rows in the order of their keys.",
+    example="headrace table scan orders --at 120 --format table",
+)
+@click.argument("name")
+@click.option("--limit", metavar="N", type=click.IntRange(0), help="Only N rows; by default all.")
+@reading_options
+def scan(
+    name: str,
+    limit: int | None,
+    at: int | None,
+    timeout: float | None,
+    columns: str | None,
+    form: str | None,
+    path: str,
+    as_json: bool,
+) -> None:
+    """Print the rows of topic NAME in the order of their keys."""
+    with open_log(path) as log:
+        reader = log.table(name).scan(at=at, columns=listed(columns) or None, timeout=timeout)
+        batches = reader if limit is None else _limited(reader, limit)
+        _write(log, log.topic(name), _format(form, as_json), reader.schema, batches)
+
+
+def _format(form: str | None, as_json: bool) -> str:
+    if as_json and form not in (None, "ndjson"):
+        raise BadUsage(f"--json and --format {form} exclude each other", fix="give one of them")
+    if form == "arrow" and sys.stdout.isatty():
+        raise BadUsage(
+            "an Arrow stream is not for a terminal",
+            fix="send it to a file or a pipe, or use --format table",
+        )
+    return form or "ndjson"
+
+
+def _keys(topic: Topic, texts: Sequence[str]) -> Any:
+    """Understand keys as `topic append` understands rows that have only these columns."""
+    from dataclasses import replace
+
+    from headrace.cli.input import Line, LineIntake
+    from headrace.model.schema import Schema
+
+    columns = tuple(
+        replace(topic.schema.column(name), nullable=True, retired=False) for name in topic.key
+    )
+    schema = Schema(topic.schema.version, topic.schema.generation, columns)
+    own = replace(topic, schemas=(schema,), kind="events", value="columns", event_time=None)
+    lines = [Line(at, _object(own, text).encode()) for at, text in enumerate(texts, start=1)]
+    taken = LineIntake(own)(lines)
+    for bad in taken.bad:
+        raise BadUsage(
+            f"{texts[bad.number - 1]} is not a key of topic '{topic.name}'",
+            why=f"its key is ({schema.ddl()})",
+            fix="give a value, a JSON array of the key's columns, or a JSON object",
+        )
+    return taken.batch
+
+
+def _object(topic: Topic, text: str) -> str:
+    """A key as a JSON object."""
+    import pyarrow as pa
+
+    if text.startswith("{"):
+        return text
+    if len(topic.key) == 1:
+        (name,), kind = topic.key, topic.schema.live[0].type
+        plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+        return f"{{{json.dumps(name)}: {text if plain else json.dumps(text)}}}"
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return text
+    if not isinstance(values, list) or len(values) != len(topic.key):
+        return text
+    return json.dumps(dict(zip(topic.key, values, strict=True)))
+
+
+def _limited(batches: Iterable[pa.RecordBatch], limit: int) -> Iterable[pa.RecordBatch]:
+    for batch in batches:
+        if limit <= 0:
+            return
+        yield batch.slice(0, limit)
+        limit -= batch.num_rows
+
+
+def _write(
+    log: EmbeddedLog,
+    topic: Topic,
+    form: str,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+) -> None:
+    from headrace.cli.output import row_writer
+
+    writer = row_writer(form, topic, schema, stdout())
+    for batch in batches:
+        writer.write(batch, log.position)
+    writer.close()

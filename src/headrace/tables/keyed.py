@@ -1,0 +1,152 @@
+"""Rows as versions of keys: the words by which a table is sorted, and which version counts.
+
+A table is a collection (`collection`) whose identity is::
+
+    _0 .. _n   order words of the key: they ascend as Spark sorts the key
+    _h         hash of the whole key, which tells keys with equal order words apart
+    _p         ~position: the newest version comes first
+    _s         ~(kept << 62 | place in the entry): the version that counts comes first
+
+So all versions of a key stand together, newest first, and **the version at P is the first row at or
+after (key, ~P, 0)**: one search per run, whatever the number of versions. Rows have weight 1 and
+are never added up: no two have one identity.
+
+**Order words.** One column of fixed width is one word (`order64`). Otherwise the columns become
+bytes whose order is that of the key (per column: 00 for null, else 01 and the value, big-endian,
+sign flipped; strings with 00 written as 00 ff and ended by 00 00), of which the first 32 (more with
+more columns) become words. Keys that agree in all of these differ in `_h` only and stand in its
+order; `scan` puts each such group into order by the key columns themselves.
+
+**Which row counts.** In a `changes` topic, per entry and key, the last row of weight +1; if there
+are only rows of weight -1, the key is gone. In an `events` topic the last row of the entry; with
+`_op = 'd'` the key is gone. `kept` is 1 for rows that count over others of their entry, so the
+rule holds however an entry is cut into batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from headrace.tables.hashing import Words, bytes_of, fixed, hash64, is_bytes, order64, valid_of
+from headrace.tables.runs import WEIGHT, WORD, differs, sorted_order, take_rows
+
+GONE = "_gone"
+POSITION = "_position"
+STRING_WORDS = 4
+"""Words for the first string of a key: 32 bytes; each further column adds one."""
+_TOP = np.uint64(1 << 63)
+
+
+def word_count(types: Sequence[pa.DataType]) -> int:
+    """How many order words a key of these columns has."""
+    if len(types) == 1 and not is_bytes(types[0]) and not _wide(types[0]):
+        return 1
+    if any(is_bytes(kind) for kind in types):
+        return STRING_WORDS + len(types) - 1
+    return (sum(17 if _wide(kind) else 9 for kind in types) + 7) // 8
+
+
+def _wide(kind: pa.DataType) -> bool:
+    return bool(pt.is_decimal(kind) and kind.precision > 18)
+
+
+def table_schema(key: Sequence[pa.DataType], rows: pa.Schema) -> pa.Schema:
+    """The columns of the runs of a table."""
+    names = [*(f"_{at}" for at in range(word_count(key))), "_h", "_p", "_s"]
+    words = [pa.field(name, WORD, nullable=False) for name in names]
+    own = [pa.field(WEIGHT, pa.int64(), nullable=False), pa.field(GONE, pa.bool_(), nullable=False)]
+    return pa.schema([*words, *own, *rows])
+
+
+def key_words(columns: Sequence[pa.Array], seed: int) -> list[Words]:
+    """The order words of keys, and their hash."""
+    count = word_count([column.type for column in columns])
+    if count == 1:
+        return [order64(columns[0])[0], hash64(columns, seed)]
+    joined = pc.binary_join_element_wise(
+        *(part for column in columns for part in _ordered_bytes(column)),
+        pa.scalar(b"", pa.large_binary()),
+    )
+    data, bounds = bytes_of(joined)
+    lengths = np.minimum(np.diff(bounds), 8 * count)
+    matrix = np.zeros((len(joined), 8 * count), np.uint8)
+    rows = np.repeat(np.arange(len(joined)), lengths)
+    places = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    matrix[rows, places] = data[np.repeat(bounds[:-1], lengths) + places]
+    words = matrix.view(">u8").astype(np.uint64)
+    return [*(np.ascontiguousarray(words[:, at]) for at in range(count)), hash64(columns, seed)]
+
+
+def _ordered_bytes(column: pa.Array) -> list[pa.Array]:
+    """Bytes in the order of a column, as parts to be joined."""
+    valid = valid_of(column)
+    if is_bytes(column.type):
+        tag = _rows_of_bytes(valid.astype(np.uint8)[:, None], None)
+        value = column.cast(pa.binary()).cast(pa.large_binary()).fill_null(b"")
+        if pc.any(pc.match_substring(value, b"\0")).as_py():
+            value = pc.replace_substring(value, b"\0", b"\0\xff")
+        end = np.zeros((len(column), 2), np.uint8)
+        return [tag, value, _rows_of_bytes(end, np.where(valid, 2, 0))]
+    if _wide(column.type):
+        halves = fixed(column, "V16").view("<u8").reshape(-1, 2)
+        words = np.stack([halves[:, 1] ^ _TOP, halves[:, 0]], axis=1)
+    elif column.type.bit_width == 64 and not pt.is_floating(column.type):
+        words = (fixed(column, "<i8").view(np.uint64) ^ _TOP)[:, None]
+    else:
+        words = order64(column)[0][:, None]
+    body = words.astype(">u8").view(np.uint8).reshape(len(column), -1)
+    whole = np.concatenate([valid.astype(np.uint8)[:, None], body], axis=1)
+    return [_rows_of_bytes(whole, np.where(valid, whole.shape[1], 1))]
+
+
+def _rows_of_bytes(
+    matrix: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64] | None
+) -> pa.Array:
+    """The rows of a matrix, each cut to its length, as an Arrow array."""
+    count, width = matrix.shape
+    if lengths is None:
+        lengths = np.full(count, width, np.int64)
+    offsets = np.zeros(count + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    data = matrix[np.arange(width) < lengths[:, None]]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
+    return pa.Array.from_buffers(pa.large_binary(), count, buffers)
+
+
+def versions(
+    rows: pa.RecordBatch,
+    key: Sequence[str],
+    positions: npt.NDArray[np.int64],
+    counted: int,
+    *,
+    changes: bool,
+    seed: int,
+    schema: pa.Schema,
+) -> pa.RecordBatch:
+    """Rows of a topic as rows of its table; `counted` rows of the reading came before these."""
+    words = key_words([rows.column(name) for name in key], seed)
+    places = np.arange(counted, counted + rows.num_rows, dtype=np.uint64)
+    gone, kept = np.zeros(rows.num_rows, bool), np.ones(rows.num_rows, bool)
+    if changes:
+        kept = rows.column("_weight").to_numpy() > 0
+        gone = ~kept
+    elif "_op" in rows.schema.names:
+        gone = pc.equal(rows.column("_op"), "d").fill_null(False).to_numpy(zero_copy_only=False)
+    order = ~(places | (kept.astype(np.uint64) << np.uint64(62)))
+    words += [~positions.astype(np.uint64), order]
+    own = [pa.array(np.ones(rows.num_rows, np.int64)), pa.array(gone)]
+    batch = pa.RecordBatch.from_arrays(
+        [*(pa.array(word) for word in words), *own, *rows.columns], schema=schema
+    )
+    # Of the rows of one key in one entry only the one that counts is kept.
+    order_of_rows = sorted_order(words)
+    if order_of_rows is None:
+        order_of_rows = np.arange(rows.num_rows)
+    fresh = differs([word[order_of_rows] for word in words[:-1]])
+    return take_rows(batch, order_of_rows[np.concatenate(([True], fresh))[: rows.num_rows]])
