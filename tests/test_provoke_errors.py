@@ -34,6 +34,7 @@ from headrace.log.embedded import system
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.producer import Producer
 from tests.log.kit import Child, Machine, flip, machine_log
+from tests.pipelines.provocations import PROVOCATIONS as OF_VIEWS
 
 ERRORS_PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 
@@ -138,9 +139,9 @@ import headrace as hr
 from headrace import errors
 try:
     log = hr.connect(sys.argv[1], journal_bytes_first=16384, journal_bytes_max=32768)
-    log.create_topic("t", "a string", exist_ok=True)
+    log.create_topic("mounted", "a string")
     for _ in range(10000):
-        log.append("t", [{"a": "x" * 5000}])
+        log.append("mounted", [{"a": "x" * 5000}])
 except errors.HeadraceError as error:
     sys.stdout.write(pickle.dumps(error).hex())
 """
@@ -164,7 +165,7 @@ def read_only(bench: Bench) -> None:
         shutil.rmtree(os.path.join(folder, "live"))
         os.chmod(folder, 0o555)
         bench.stack.callback(os.chmod, folder, 0o755)
-        hr.connect(folder)
+        hr.connect(folder).create_topic("new", "a bigint")
     else:
         refused_by_the_system(bench, errno.EROFS)
 
@@ -174,7 +175,7 @@ def refused_by_the_system(bench: Bench, number: int) -> None:
         raise OSError(number, os.strerror(number), path)
 
     bench.patch.setattr(system.OsSystem, "map", refuse)
-    hr.connect(bench.folder)
+    hr.connect(bench.folder).create_topic("new", "a bigint")
 
 
 @provokes("HR-LOG-004")
@@ -411,6 +412,26 @@ def kafka(bench: Bench) -> None:
     hr.connect("kafka://localhost:9092")
 
 
+@provokes("HR-TABLE-001")
+def pack_damaged(bench: Bench) -> None:
+    import pyarrow as pa
+
+    from headrace.tables.packs import Packs
+
+    attempt = Packs(bench.folder).attempt(1)
+    ref = attempt.add(pa.record_batch({"a": [1, 2, 3]}))
+    attempt.finish()
+    flip(f"{bench.folder}/{ref.pack}", ref.offset + ref.length // 2)
+    Packs(bench.folder).open(ref)
+
+
+@provokes("HR-TABLE-002")
+def not_a_table(bench: Bench) -> None:
+    log = bench.log()
+    log.create_topic("plain", "a bigint")
+    log.table("plain")
+
+
 @provokes("HR-CLI-001")
 def bad_usage(bench: Bench) -> None:
     import click
@@ -421,10 +442,35 @@ def bad_usage(bench: Bench) -> None:
         raise as_usage(error) from error
 
 
+# --- views: with the Spark session of the tests in tests/pipelines, in the same worker ------------
+
+
+def of_view(provocation: Callable[[str, pytest.MonkeyPatch], None]) -> Provocation:
+    def function(bench: Bench) -> None:
+        provocation(bench.folder, bench.patch)
+
+    function.__name__ = provocation.__name__
+    return function
+
+
+for view_code, view_provocations in OF_VIEWS.items():
+    for view_provocation in view_provocations:
+        provokes(view_code)(of_view(view_provocation))
+
+
 # --- the walk -------------------------------------------------------------------------------------
 
 HOLES = re.compile(r"\{[a-z_.]*\}|\bNone\b|<[a-z_. ]+ object|%[sd]|\S  +|\bTODO\b")
-CASES = [(code, function) for code, functions in PROVOCATIONS.items() for function in functions]
+CASES = [
+    pytest.param(
+        code,
+        function,
+        id=f"{code}-{function.__name__}",
+        marks=[pytest.mark.xdist_group("spark")] if code.startswith("HR-VIEW") else [],
+    )
+    for code, functions in PROVOCATIONS.items()
+    for function in functions
+]
 
 
 @pytest.mark.parametrize("code", errors.catalogue())
@@ -439,9 +485,7 @@ def test_nothing_else_is_provoked() -> None:
     assert set(PROVOCATIONS) <= set(errors.catalogue())
 
 
-@pytest.mark.parametrize(
-    ("code", "provocation"), CASES, ids=[f"{code}-{function.__name__}" for code, function in CASES]
-)
+@pytest.mark.parametrize(("code", "provocation"), CASES)
 def test_an_error_says_what_where_and_what_to_do(
     code: str, provocation: Provocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,8 @@ from tests.cli.conftest import Headrace
 
 COMMANDS = [
     *(("topic", name) for name in ("create", "ls", "show", "append", "read", "tail", "alter")),
+    ("table", "get"),
+    ("table", "scan"),
     ("log", "check"),
     ("log", "stats"),
     ("demo",),

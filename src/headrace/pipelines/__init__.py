@@ -1,0 +1,1 @@
+"""Views over the log, kept right by Spark."""

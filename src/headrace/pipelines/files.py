@@ -1,0 +1,54 @@
+"""A pipeline file: plain Python that defines one pipeline."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+
+from headrace import errors
+from headrace.pipelines.pipeline import Pipeline
+
+
+def load_pipeline(file: str) -> Pipeline:
+    """Import a file and give the pipeline it defines.
+
+    Spark is started first: functions of the user with a type as text need a session when defined.
+    """
+    from headrace.pipelines.spark import session
+
+    path = Path(file)
+    if not path.is_file():
+        raise errors.BadPipeline(f"there is no file {file}", place=file, fix="name a Python file")
+    session()
+    name = f"headrace_pipeline_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise errors.BadPipeline(f"{file} is not a Python file", place=file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except errors.HeadraceError:
+        raise
+    except Exception as error:
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        raise errors.BadPipeline(
+            f"{type(error).__name__}: {error}",
+            place=f"{line.filename}:{line.lineno}",
+            why="the file raised it while it was read",
+            fix="correct the file",
+        ) from error
+    finally:
+        sys.path.pop(0)
+    found = {id(one): one for one in vars(module).values() if isinstance(one, Pipeline)}
+    if len(found) != 1:
+        raise errors.BadPipeline(
+            f"{file} defines {len(found)} pipelines",
+            place=file,
+            why="a file defines one pipeline, at its top level",
+            fix="shop = hr.Pipeline('shop')",
+        )
+    return next(iter(found.values()))

@@ -1,0 +1,1 @@
+"""Views: definitions read from Spark, and the engine that keeps them right."""

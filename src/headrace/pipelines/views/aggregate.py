@@ -1,0 +1,539 @@
+"""Aggregates: one row of partial results a group, moved by the change alone.
+
+Collection `g` has a row for each group: its keys, the number of its rows, and for each call what
+the call needs to go on (`Part.fields`). A step adds up the change by group, reads the old row of
+each touched group, and replaces it; the change of the output is the old result with -1 and the new
+one with +1. A group without rows is gone; the one group of an aggregate without keys never is, and
+is there before the first row.
+
+* **count, sum, avg** add (`sums`: exactly). avg is a sum and a count; Spark itself divides.
+* **min, max** keep the values of each group in order, as collection `v`: an insert compares with
+  the extreme known; only when a row equal to it goes are the next values read, from its end of the
+  order.
+* **distinct** calls keep each value once with its number of rows, as collection `d`; a value counts
+  when that number leaves zero, and stops counting when it comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace import errors
+from headrace.pipelines.views.algebra import Aggregate, Call
+from headrace.pipelines.views.changes import (
+    Numbers,
+    State,
+    States,
+    Step,
+    Words,
+    change,
+    check_same,
+    consolidated,
+    joined,
+    kept_columns,
+    key_hashes,
+    keyed_rows,
+    keys_of,
+    row_columns,
+    state_schema,
+    weights,
+)
+from headrace.pipelines.views.sums import (
+    carried,
+    decimals,
+    exact_float_sums,
+    integers,
+    limbs_of,
+    packed,
+    rounded,
+    unpacked,
+)
+from headrace.tables.hashing import order64
+
+Columns = list[pa.Array]
+
+
+@dataclass
+class Rows:
+    """The rows of a change that a call looks at."""
+
+    group: Numbers
+    """Which of the touched groups each row belongs to."""
+    weight: Numbers
+    value: pa.Array | None
+    groups: int
+    """How many groups are touched."""
+
+    def total(self, of_row: Numbers) -> Numbers:
+        """The sum of weight * `of_row` by group."""
+        found = np.zeros(self.groups, np.int64)
+        np.add.at(found, self.group, self.weight * of_row)
+        return found
+
+
+class Part(Protocol):
+    """How one kind of call keeps its partial result."""
+
+    def fields(self) -> list[pa.DataType]:
+        """The types of the columns it keeps."""
+
+    def add(self, old: Columns, rows: Rows) -> Columns:
+        """Its columns after a change; `old` has a null where there was no group."""
+
+    def result(self, kept: Columns) -> pa.Array:
+        """The call's value."""
+
+
+def _numbers(column: pa.Array) -> Numbers:
+    found: Numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
+    return found
+
+
+class Count:
+    """count(*), count(x)."""
+
+    def fields(self) -> list[pa.DataType]:
+        """See `Part`."""
+        return [pa.int64()]
+
+    def add(self, old: Columns, rows: Rows) -> Columns:
+        """See `Part`."""
+        return [pa.array(_numbers(old[0]) + rows.total(np.ones(len(rows.weight), np.int64)))]
+
+    def result(self, kept: Columns) -> pa.Array:
+        """See `Part`."""
+        return kept[0]
+
+
+class WideSum:
+    """The sum of integers or decimals: how many values, then limbs."""
+
+    def __init__(self, call: Call) -> None:
+        """`call.type` is the type of the result."""
+        self.type = call.type
+        self.overflow = call.overflow
+        self.limbs = 4 if pa.types.is_decimal(call.type) else 2
+
+    def fields(self) -> list[pa.DataType]:
+        """See `Part`."""
+        return [pa.int64()] * (1 + self.limbs)
+
+    def add(self, old: Columns, rows: Rows) -> Columns:
+        """See `Part`."""
+        assert rows.value is not None
+        count = _numbers(old[0]) + rows.total(np.ones(len(rows.weight), np.int64))
+        limbs = [
+            _numbers(column) + rows.total(limb)
+            for column, limb in zip(old[1:], limbs_of(rows.value), strict=True)
+        ]
+        return [pa.array(count), *map(pa.array, carried(limbs))]
+
+    def result(self, kept: Columns) -> pa.Array:
+        """See `Part`."""
+        limbs = [_numbers(column) for column in kept[1:]]
+        if self.limbs == 2:
+            whole, over = integers(limbs)
+            values = pa.array(whole)
+        else:
+            values, over = decimals(limbs, self.type)
+        if over.any() and self.overflow == "error":
+            raise errors.ViewStopped(
+                f"a sum does not fit {self.type}",
+                place="aggregate",
+                why="Spark's ANSI mode refuses a sum that overflows",
+                fix="cast the summed column to a wider decimal, or use try_sum",
+            )
+        return pc.if_else(pa.array(_numbers(kept[0]) > 0), values, pa.nulls(len(values), self.type))
+
+
+class FloatSum:
+    """The sum of floats: how many values, NaNs, infinities of both signs, the exact finite sum."""
+
+    def __init__(self, call: Call) -> None:
+        """`call.type` is the type of the result: double."""
+        self.type = call.type
+
+    def fields(self) -> list[pa.DataType]:
+        """See `Part`."""
+        return [pa.int64()] * 4 + [pa.binary()]
+
+    def add(self, old: Columns, rows: Rows) -> Columns:
+        """See `Part`."""
+        assert rows.value is not None
+        values = rows.value.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        kinds = [np.ones(len(values), bool), np.isnan(values), values == np.inf, values == -np.inf]
+        counts = [
+            _numbers(column) + rows.total(kind.astype(np.int64))
+            for column, kind in zip(old[:4], kinds, strict=True)
+        ]
+        finite = np.isfinite(values)
+        sums = exact_float_sums(
+            rows.group[finite], values[finite], rows.weight[finite], rows.groups
+        )
+        new = [
+            packed(unpacked(before or b"") + plus)
+            for before, plus in zip(old[4].to_pylist(), sums, strict=True)
+        ]
+        return [*map(pa.array, counts), pa.array(new, pa.binary())]
+
+    def result(self, kept: Columns) -> pa.Array:
+        """See `Part`."""
+        count, nan, up, down = (_numbers(column) for column in kept[:4])
+        sums = np.array([rounded(unpacked(data or b"")) for data in kept[4].to_pylist()], float)
+        sums = np.where(up > 0, np.inf, np.where(down > 0, -np.inf, sums))
+        sums = np.where((nan > 0) | ((up > 0) & (down > 0)), np.nan, sums)
+        return pa.array(sums, mask=count <= 0).cast(self.type)
+
+
+class Extreme:
+    """min or max: the value known; `add` is given the new one."""
+
+    def __init__(self, call: Call) -> None:
+        """`call.type` is the type of the argument and of the result."""
+        self.type = call.type
+
+    def fields(self) -> list[pa.DataType]:
+        """See `Part`."""
+        return [self.type]
+
+    def add(self, old: Columns, rows: Rows) -> Columns:
+        """See `Part`: what `_extremes` found is the rows' value, one a group."""
+        del old
+        return [rows.value]
+
+    def result(self, kept: Columns) -> pa.Array:
+        """See `Part`."""
+        return kept[0]
+
+
+def part_of(call: Call) -> Part:
+    """How a call is kept."""
+    if call.kind in ("count", "count_distinct"):
+        return Count()
+    if call.kind in ("min", "max"):
+        return Extreme(call)
+    return FloatSum(call) if pa.types.is_floating(call.type) else WideSum(call)
+
+
+def _values_of(node: Aggregate, kinds: Sequence[str]) -> dict[tuple[int, int | None], int]:
+    """The different (argument, filter) of calls of these kinds, numbered."""
+    found: dict[tuple[int, int | None], int] = {}
+    for call in node.calls:
+        if call.kind in kinds and call.argument is not None:
+            found.setdefault((call.argument, call.filter), len(found))
+    return found
+
+
+ORDERED = ("min", "max")
+DISTINCT = ("count_distinct", "sum_distinct")
+
+
+def collections(node: Aggregate) -> dict[str, pa.Schema]:
+    """What the aggregate keeps."""
+    kept = {"g": state_schema(_group_schema(node))}
+    for (argument, _), number in _values_of(node, ORDERED).items():
+        kept[f"v{number}"] = state_schema(_value_schema(node, argument), ordered=True)
+    for (argument, _), number in _values_of(node, DISTINCT).items():
+        kept[f"d{number}"] = state_schema(_value_schema(node, argument))
+    return kept
+
+
+def _key_fields(node: Aggregate) -> list[pa.Field]:
+    return [node.inputs[0].columns.field(i) for i in node.keys]
+
+
+def _value_schema(node: Aggregate, argument: int) -> pa.Schema:
+    value = node.inputs[0].columns.field(argument).with_name("value")
+    return pa.schema([*_key_fields(node), value])
+
+
+def _group_schema(node: Aggregate) -> pa.Schema:
+    fields = [*_key_fields(node), pa.field("n", pa.int64())]
+    for i, call in enumerate(node.calls):
+        fields += [pa.field(f"p{i}_{j}", kind) for j, kind in enumerate(part_of(call).fields())]
+    return pa.schema(fields)
+
+
+def step(node: Aggregate, states: States, inputs: Sequence[pa.RecordBatch], seed: int) -> Step:
+    """The change of an aggregate."""
+    columns, weight = row_columns(inputs[0]), weights(inputs[0])
+    touched, groups, keys = _grouped([columns[i] for i in node.keys], len(weight), seed)
+    old = states["g"].probe(touched)
+    known = np.searchsorted(touched, keys_of(old))
+    check_same([columns[i] for i in node.keys], [key.take(pa.array(groups)) for key in keys])
+    check_same(kept_columns(old)[: len(keys)], [key.take(pa.array(known)) for key in keys])
+
+    before = _aligned(old, known, len(touched))[len(keys) :]
+    n = _numbers(before[0]) + Rows(groups, weight, None, len(touched)).total(np.ones_like(weight))
+    if (n < 0).any():
+        raise errors.ViewStopped(
+            "a group has fewer rows than none",
+            place="aggregate",
+            why="an input retracts a row that it did not hold",
+            fix="check the source of the input: `headrace topic read` shows its changes",
+        )
+    state: dict[str, pa.RecordBatch] = {}
+    after: Columns = [pa.array(n)]
+    at = 1
+    for call in node.calls:
+        part = part_of(call)
+        width = len(part.fields())
+        mine = before[at : at + width]
+        rows = _rows_of(node, call, columns, weight, groups, len(touched))
+        if call.kind in ORDERED:
+            rows = _extremes(node, call, states, state, mine[0], rows, keys, seed, touched)
+        elif call.kind in DISTINCT:
+            rows = _once(node, call, states, state, rows, keys, seed)
+        after += part.add(mine, rows)
+        at += width
+    there = np.zeros(len(touched), bool)
+    there[known] = True
+    stays = (n > 0) if node.keys else np.ones(1, bool)
+    state["g"] = keyed_rows(
+        _twice([*keys, *before], [*keys, *after], there, stays),
+        np.repeat([-1, 1], [there.sum(), stays.sum()]),
+        _twice(keys, keys, there, stays),
+        _group_schema(node),
+        seed,
+    )
+    results = (_results(node, keys, before, there), _results(node, keys, after, stays))
+    output = joined(
+        [
+            change(result, np.full(len(result[-1]) if result else 1, sign), node.columns)
+            for result, sign in zip(results, (-1, 1), strict=True)
+        ],
+        node.columns,
+    )
+    return Step(consolidated(output, seed), state)
+
+
+def snapshot(node: Aggregate, states: States, seed: int) -> Iterator[pa.RecordBatch]:
+    """The whole output, from what is kept, in chunks."""
+    del seed
+    for chunk in states["g"].scan():
+        columns = kept_columns(chunk)
+        keys, kept = columns[: len(node.keys)], columns[len(node.keys) :]
+        every = np.ones(chunk.num_rows, bool)
+        yield change(_results(node, keys, kept, every), every, node.columns)
+
+
+def _grouped(keys: Columns, rows: int, seed: int) -> tuple[Words, Numbers, Columns]:
+    """The key hashes that occur, sorted; which of them each row has; and the keys of each."""
+    if not keys:
+        return np.zeros(1, np.uint64), np.zeros(rows, np.int64), []
+    touched, heads, groups = np.unique(
+        key_hashes(keys, rows, seed), return_index=True, return_inverse=True
+    )
+    return touched, groups, [key.take(pa.array(heads)) for key in keys]
+
+
+def _aligned(old: pa.RecordBatch, known: Numbers, groups: int) -> Columns:
+    """The old rows of the touched groups, nulls where there was none."""
+    places = np.full(groups, -1)
+    places[known] = np.arange(old.num_rows)
+    index = pa.array(places, mask=places < 0)
+    return [column.take(index) for column in kept_columns(old)]
+
+
+def _twice(old: Columns, new: Columns, there: Any, stays: Any) -> Columns:
+    """Old rows that were there, then new rows that stay."""
+    return [
+        pa.concat_arrays([a.filter(pa.array(there)), b.filter(pa.array(stays))])
+        for a, b in zip(old, new, strict=True)
+    ]
+
+
+def _results(node: Aggregate, keys: Columns, kept: Columns, chosen: Any) -> Columns:
+    """The output rows of these groups."""
+    mask = pa.array(chosen)
+    at, found = 1, [key.filter(mask) for key in keys]
+    for call in node.calls:
+        part = part_of(call)
+        width = len(part.fields())
+        found.append(part.result([column.filter(mask) for column in kept[at : at + width]]))
+        at += width
+    return found
+
+
+def _rows_of(
+    node: Aggregate,
+    call: Call,
+    columns: Columns,
+    weight: Numbers,
+    groups: Numbers,
+    count: int,
+) -> Rows:
+    """The rows a call looks at: its filter is true and its argument is not null."""
+    del node
+    mask: Any = None
+    if call.filter is not None:
+        mask = columns[call.filter].fill_null(False)
+    if call.argument is not None and columns[call.argument].null_count:
+        valid = columns[call.argument].is_valid()
+        mask = valid if mask is None else pc.and_(mask, valid)
+    value = None if call.argument is None else columns[call.argument]
+    if mask is None:
+        return Rows(groups, weight, value, count)
+    chosen = mask.to_numpy(zero_copy_only=False)
+    return Rows(
+        groups[chosen], weight[chosen], None if value is None else value.filter(mask), count
+    )
+
+
+def _once(
+    node: Aggregate,
+    call: Call,
+    states: States,
+    state: dict[str, pa.RecordBatch],
+    rows: Rows,
+    keys: Columns,
+    seed: int,
+) -> Rows:
+    """Each value once: the values that began or ceased to be there, with +1 or -1."""
+    assert call.argument is not None
+    assert rows.value is not None
+    name = f"d{_values_of(node, DISTINCT)[call.argument, call.filter]}"
+    index = pa.array(rows.group)
+    columns = [*(key.take(index) for key in keys), rows.value]
+    values = keyed_rows(columns, rows.weight, columns, _value_schema(node, call.argument), seed)
+    state[name] = values
+    old = states[name].weights_of(values)
+    new = old + weights(values)
+    moved = (new > 0).astype(np.int64) - (old > 0).astype(np.int64)
+    kept = kept_columns(values)
+    touched = key_hashes(keys, rows.groups, seed)
+    groups = np.searchsorted(touched, key_hashes(kept[:-1], len(moved), seed))
+    return Rows(groups, moved, kept[-1], rows.groups)
+
+
+def _extremes(
+    node: Aggregate,
+    call: Call,
+    states: States,
+    state: dict[str, pa.RecordBatch],
+    known: pa.Array,
+    rows: Rows,
+    keys: Columns,
+    seed: int,
+    touched: Words,
+) -> Rows:
+    """The new extreme of each touched group."""
+    assert call.argument is not None
+    assert rows.value is not None
+    name = f"v{_values_of(node, ORDERED)[call.argument, call.filter]}"
+    index = pa.array(rows.group)
+    columns = [*(key.take(index) for key in keys), rows.value]
+    order, exact = order64(rows.value)
+    values = keyed_rows(
+        columns,
+        rows.weight,
+        columns[:-1],
+        _value_schema(node, call.argument),
+        seed,
+        order,
+    )
+    state[name] = values
+    highest = call.kind == "max"
+    finder = _Finder(values, exact, highest, states[name])
+    found = finder.after(touched, known)
+    return Rows(rows.group, rows.weight, found, rows.groups)
+
+
+class _Finder:
+    """Finds the extreme of groups after a change of their ordered values."""
+
+    def __init__(self, values: pa.RecordBatch, exact: bool, highest: bool, state: State) -> None:
+        self.k = keys_of(values)
+        self.o: Words = values.column("_o").to_numpy()
+        self.h: Words = values.column("_h").to_numpy()
+        self.w = weights(values)
+        self.value = values.column(values.num_columns - 1)
+        self.exact = exact
+        self.highest = highest
+        self.state = state
+
+    def after(self, touched: Words, known: pa.Array) -> pa.Array:
+        """The new extreme of each touched group; `known` are the old ones.
+
+        All groups at once where rows only come and no two values tie; the others one by one.
+        """
+        if not len(self.k):
+            return known
+        starts = np.searchsorted(self.k, touched, "left")
+        ends = np.searchsorted(self.k, touched, "right")
+        changed = ends > starts
+        best = np.where(changed, ends - 1 if self.highest else starts, 0)
+        beside = np.clip(best + (-1 if self.highest else 1), starts, np.maximum(ends - 1, 0))
+        old, _ = order64(known)
+        has_old = known.is_valid().to_numpy(zero_copy_only=False)
+        gone = np.concatenate(([0], np.cumsum(self.w < 0)))
+        order = self.o[best]
+        beyond = order > old if self.highest else order < old
+        ties = (has_old & (order == old)) | ((beside != best) & (self.o[beside] == order))
+        single = changed & ((gone[ends] > gone[starts]) | (ties & (not self.exact)))
+        chosen = changed & ~single & (beyond | ~has_old)
+        found = pc.if_else(pa.array(chosen), self.value.take(pa.array(best)), known)
+        if not single.any():
+            return found
+        values = found.to_pylist()
+        for i in np.flatnonzero(single).tolist():
+            before = (int(old[i]), values[i]) if has_old[i] else None
+            values[i] = self._one(int(touched[i]), int(starts[i]), int(ends[i]), before)
+        return pa.array(values, known.type)
+
+    def _one(self, key: int, low: int, high: int, best: tuple[int, Any] | None) -> Any:
+        """The new extreme of one group, whose rows of the change are those from low to high."""
+        gone = self.w[low:high] < 0
+        if gone.any() and (best is None or self._reaches(low, high, gone, best)):
+            best = self._walk(key, low, high)  # the extreme may go: read on from there
+        for at in self._near_end(low, high):
+            best = self._better(best, (int(self.o[at]), self.value[at].as_py()))
+        return None if best is None else best[1]
+
+    def _near_end(self, low: int, high: int) -> list[int]:
+        """The inserted rows that may be the extreme: the outermost, and those that tie with it."""
+        inside = range(high - 1, low - 1, -1) if self.highest else range(low, high)
+        found: list[int] = []
+        for at in inside:
+            if self.w[at] <= 0:
+                continue
+            if found and (self.exact or self.o[at] != self.o[found[0]]):
+                break
+            found.append(at)
+        return found
+
+    def _reaches(self, low: int, high: int, gone: Any, best: tuple[int, Any]) -> bool:
+        """Whether a row that goes may be the extreme."""
+        orders = self.o[low:high][gone]
+        outermost = int(orders.max() if self.highest else orders.min())
+        return outermost >= best[0] if self.highest else outermost <= best[0]
+
+    def _better(self, one: tuple[int, Any] | None, other: tuple[int, Any]) -> tuple[int, Any]:
+        if one is None:
+            return other
+        if self.exact or one[0] != other[0]:
+            return (max if self.highest else min)(one, other, key=lambda pair: pair[0])
+        return (max if self.highest else min)(one, other, key=lambda pair: pair[1])
+
+    def _walk(self, key: int, low: int, high: int) -> tuple[int, Any] | None:
+        """The extreme of the rows that were there and still are, read from its end."""
+        change_of = {(int(self.o[at]), int(self.h[at])): int(self.w[at]) for at in range(low, high)}
+        best: tuple[int, Any] | None = None
+        for chunk in self.state.ordered(key, reverse=self.highest):
+            orders, hashes = chunk.column("_o").to_numpy(), chunk.column("_h").to_numpy()
+            weight = chunk.column("_w").to_numpy()
+            value = chunk.column(chunk.num_columns - 1)
+            for at in range(chunk.num_rows):
+                order = int(orders[at])
+                if best is not None and (self.exact or order != best[0]):
+                    return best
+                left = int(weight[at]) + change_of.get((order, int(hashes[at])), 0)
+                if left > 0:
+                    best = self._better(best, (order, value[at].as_py()))
+        return best

@@ -1,0 +1,179 @@
+"""Change sets: rows with weights, as Arrow batches, and what every operator does with them.
+
+A change has the operator's columns by position, then `_w`, the weight: +1 a row appears, -1 it
+disappears. *Keyed*, it has the form in which state is kept (`headrace.tables`): `_k`, the hash of
+the key columns; `_h`, the hash of the row; `_w`; then the row; sorted by (`_k`, `_h`), equal rows
+added up, zeros gone. Hashes are 64 bits, seeded anew for each state, so nobody can make rows that
+collide; that keys with equal hashes are equal is checked all the same, on the rows themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace import errors
+from headrace.tables.hashing import hash64
+from headrace.tables.runs import consolidate, state_batch, state_schema, weights
+
+WEIGHT = "_w"
+_OTHER = 0x0DD
+"""The seed of a hash that has nothing to do with the one that is checked."""
+IDENTITY = 3
+"""Columns before the row in a keyed change: `_k`, `_h`, `_w`."""
+
+Words = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.int64]
+
+
+class State(Protocol):
+    """A collection as a step sees it: what was there before the change."""
+
+    def probe(self, keys: Words) -> pa.RecordBatch:
+        """All rows with these keys, keyed."""
+
+    def weights_of(self, rows: pa.RecordBatch) -> Numbers:
+        """The weight of each of these keyed rows; 0 if it is not there."""
+
+    def ordered(self, key: int, *, reverse: bool = False) -> Iterator[pa.RecordBatch]:
+        """The rows of one key by `_o`, in chunks."""
+
+    def scan(self, first: int = 0, last: int = ...) -> Iterator[pa.RecordBatch]:
+        """Everything, keyed, in chunks."""
+
+
+States = Mapping[str, State]
+
+
+class Step(NamedTuple):
+    """What a step makes of a change."""
+
+    output: pa.RecordBatch
+    """The change of the operator's output."""
+    state: dict[str, pa.RecordBatch]
+    """What is added to each of its collections, keyed."""
+
+
+def keys_of(batch: pa.RecordBatch) -> Words:
+    """The key hashes of a keyed change."""
+    found: Words = batch.column("_k").to_numpy()
+    return found
+
+
+def distinct(keys: Words) -> Words:
+    """Sorted keys, each once."""
+    if not len(keys):
+        return keys
+    found: Words = keys[np.concatenate(([True], keys[1:] != keys[:-1]))]
+    return found
+
+
+def row_columns(batch: pa.RecordBatch) -> list[pa.Array]:
+    """The row's own columns of a change."""
+    return list(batch.columns[:-1])
+
+
+def kept_columns(keyed: pa.RecordBatch) -> list[pa.Array]:
+    """The row's own columns of a keyed change."""
+    return list(keyed.columns[IDENTITY:])
+
+
+def change(columns: Sequence[pa.Array], weight: Any, schema: pa.Schema) -> pa.RecordBatch:
+    """A change of these columns; `schema` is that of the operator's output."""
+    weight = pa.array(np.asarray(weight, np.int64))
+    return pa.RecordBatch.from_arrays([*columns, weight], schema=with_weight(schema))
+
+
+def with_weight(schema: pa.Schema) -> pa.Schema:
+    """The schema of a change of rows of this schema."""
+    return schema.append(pa.field(WEIGHT, pa.int64(), nullable=False))
+
+
+def nothing(schema: pa.Schema) -> pa.RecordBatch:
+    """No change."""
+    return pa.RecordBatch.from_pylist([], schema=with_weight(schema))
+
+
+def joined(changes: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """Changes one after the other."""
+    filled = [one for one in changes if one.num_rows]
+    if len(filled) == 1:
+        return filled[0]
+    return pa.concat_batches(filled) if filled else nothing(schema)
+
+
+def key_hashes(columns: Sequence[pa.Array], rows: int, seed: int) -> Words:
+    """The hash of each key; without key columns all rows have one key."""
+    return hash64(columns, seed) if columns else np.zeros(rows, np.uint64)
+
+
+def keyed_rows(
+    columns: Sequence[pa.Array],
+    weight: Any,
+    keys: Sequence[pa.Array],
+    schema: pa.Schema,
+    seed: int,
+    order: Words | None = None,
+) -> pa.RecordBatch:
+    """Rows with their identity, sorted and added up."""
+    rows = len(weight)
+    batch = state_batch(
+        columns,
+        state_schema(schema, ordered=order is not None),
+        np.asarray(weight, np.int64),
+        k=key_hashes(keys, rows, seed),
+        o=order,
+        h=key_hashes(columns, rows, seed ^ 1),
+    )
+    return consolidate(batch)
+
+
+def keyed(batch: pa.RecordBatch, keys: Sequence[int], seed: int) -> pa.RecordBatch:
+    """A change in the form in which state is kept."""
+    columns = row_columns(batch)
+    schema = pa.schema(list(batch.schema)[:-1])
+    return keyed_rows(columns, weights(batch), [columns[i] for i in keys], schema, seed)
+
+
+def consolidated(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
+    """A change with equal rows added up and what cancels gone."""
+    if not batch.num_rows:
+        return batch
+    found = keyed(batch, (), seed)
+    return pa.RecordBatch.from_arrays(
+        [*kept_columns(found), found.column(WEIGHT)], schema=batch.schema
+    )
+
+
+def pairs(left: pa.RecordBatch, right: pa.RecordBatch) -> tuple[Numbers, Numbers]:
+    """The indexes of all pairs of rows with equal key hashes; both sides are keyed."""
+    of_left, of_right = keys_of(left), keys_of(right)
+    low = np.searchsorted(of_right, of_left, "left")
+    counts = np.searchsorted(of_right, of_left, "right") - low
+    in_left = np.repeat(np.arange(len(of_left)), counts)
+    before = np.cumsum(counts) - counts
+    in_right = np.arange(len(in_left)) + np.repeat(low - before, counts)
+    return in_left, in_right
+
+
+def check_same(left: Sequence[pa.Array], right: Sequence[pa.Array]) -> None:
+    """Stop if keys with equal hashes are not equal, which has never been seen."""
+    for one, other in zip(left, right, strict=True):
+        if pa.types.is_nested(one.type):  # Arrow compares no structs: a second hash will do
+            if (hash64([one], _OTHER) != hash64([other], _OTHER)).any():
+                raise errors.StateCollision("two keys have the same hash", place="view state")
+            continue
+        same = pc.equal(one, other).fill_null(False)
+        if pc.all(same).as_py() is not False:
+            continue
+        both_null = pc.and_(one.is_null(nan_is_null=True), other.is_null(nan_is_null=True))
+        if pc.all(pc.or_(same, both_null)).as_py() is False:
+            raise errors.StateCollision("two keys have the same hash", place="view state")
+
+
+__all__ = ["state_schema", "weights"]

@@ -1,0 +1,169 @@
+"""Large batches: the same pure steps, on Spark's executors, each with a range of the keys.
+
+A step looks at the rows of a key and at nothing else, so it can be cut by key: every part gets the
+changes whose key hashes lie in its range, and reads the state it needs from the packs, which any
+process can map. What the parts give is laid end to end; the driver adds it to the collections, as
+it does for a step of its own. State has no buckets, so each batch may have its own number of parts.
+
+Cut are joins with equality keys and without a residual condition, aggregates with keys, distinct,
+and unique keys. What needs Spark inside the step (residuals, regroup) and what has one key only
+stays in the driver. A step goes to the executors from `rows` changed rows on: below that, starting
+tasks and carrying rows to and fro costs more than it saves (`./run bench views --only switch`).
+
+A task that is repeated, or runs twice, gives the same again and writes nothing: nobody but the
+driver writes packs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.errors import HeadraceError
+from headrace.pipelines.views import aggregate, groups, join
+from headrace.pipelines.views.algebra import Aggregate, Distinct, Join, Node, Scan
+from headrace.pipelines.views.changes import Step, joined, key_hashes, row_columns
+from headrace.tables.collection import Collection
+from headrace.tables.packs import Packs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS = 400_000
+"""Steps with so many changed rows go to the executors."""
+
+RUN: dict[type[Node], Any] = {
+    Join: join.step,
+    Aggregate: aggregate.step,
+    Distinct: groups.distinct_step,
+    groups.Unique: groups.unique_step,
+}
+
+
+class Executors:
+    """Runs steps in parts."""
+
+    def __init__(self, spark: SparkSession, *, rows: int = ROWS, parts: int | None = None) -> None:
+        """`parts`: as many as there are cores, unless it is given."""
+        self._context = spark.sparkContext
+        self._rows = rows
+        self._parts = parts or _cores(spark)
+        self.steps = 0
+        """How many steps were run here."""
+
+    def takes(self, node: Node, inputs: Sequence[pa.RecordBatch]) -> bool:
+        """Whether a step is large enough, and can be cut."""
+        return (
+            sum(batch.num_rows for batch in inputs) >= self._rows
+            and self._parts > 1
+            and split_keys(node) is not None
+        )
+
+    def step(
+        self,
+        node: Node,
+        kept: Mapping[str, Collection],
+        inputs: Sequence[pa.RecordBatch],
+        seed: int,
+    ) -> Step:
+        """The same as the step in the driver."""
+        self.steps += 1
+        keys = split_keys(node)
+        assert keys is not None
+        cut = [_cut(batch, of, self._parts, seed) for batch, of in zip(inputs, keys, strict=True)]
+        state = {name: (one.schema, one._levels) for name, one in kept.items()}
+        folder = next(iter(kept.values())).packs.folder
+        bare = _bare(node)
+        tasks = [
+            (bare, state, folder, seed, [_ipc(parts[number]) for parts in cut])
+            for number in range(self._parts)
+        ]
+        done = self._context.parallelize(tasks, self._parts).map(run_part).collect()
+        outputs: list[pa.RecordBatch] = []
+        added: dict[str, list[pa.RecordBatch]] = {}
+        for answer in done:
+            if isinstance(answer, HeadraceError):
+                raise answer
+            output, more = answer
+            outputs.append(_batch(output))
+            for name, data in more.items():
+                added.setdefault(name, []).append(_batch(data))
+        merged = {name: pa.concat_batches(parts) for name, parts in added.items()}
+        return Step(joined(outputs, node.columns), merged)
+
+
+def split_keys(node: Node) -> list[Sequence[int]] | None:
+    """For each input the columns by which a step can be cut; None if it cannot be."""
+    if isinstance(node, Join) and node.left_keys and node.residual is None:
+        return [node.left_keys, node.right_keys]
+    if isinstance(node, Aggregate | groups.Unique) and node.keys:
+        return [node.keys]
+    if isinstance(node, Distinct):
+        return [range(len(node.columns))]
+    return None
+
+
+def _cores(spark: SparkSession) -> int:
+    """The cores of a local master; else what Spark would use by itself."""
+    master = spark.sparkContext.master or ""
+    if master.startswith("local["):
+        inside = master[len("local[") :].partition("]")[0].partition(",")[0]
+        if inside.isdigit():
+            return int(inside)
+    return int(spark.sparkContext.defaultParallelism)
+
+
+def _bare(node: Node) -> Node:
+    """The operator without what is below it: templates hold on to the JVM and cannot travel."""
+    stubs = [
+        Scan(name="", columns=one.columns, names=one.names, fingerprint="", origin="")
+        for one in node.inputs
+    ]
+    if isinstance(node, Join):
+        return replace(node, left=stubs[0], right=stubs[1])
+    assert isinstance(node, Aggregate | Distinct | groups.Unique)
+    return replace(node, over=stubs[0])
+
+
+def _cut(batch: pa.RecordBatch, keys: Sequence[int], parts: int, seed: int) -> list[pa.RecordBatch]:
+    """The rows of each range of key hashes."""
+    columns = row_columns(batch)
+    hashes = key_hashes([columns[i] for i in keys], batch.num_rows, seed)
+    of_row = (hashes >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)
+    return [batch.filter(pa.array(of_row == part)) for part in range(parts)]
+
+
+def _ipc(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _batch(data: bytes) -> pa.RecordBatch:
+    with pa.ipc.open_stream(data) as stream:
+        return stream.read_next_batch()
+
+
+@lru_cache(maxsize=8)
+def _packs(folder: str) -> Packs:
+    """One for each process: what it has mapped stays mapped."""
+    return Packs(folder)
+
+
+def run_part(task: tuple[Any, ...]) -> Any:
+    """In a worker: one part of a step, or the error it ends with."""
+    node, state, folder, seed, inputs = task
+    packs = _packs(folder)
+    kept = {name: Collection(packs, schema, levels) for name, (schema, levels) in state.items()}
+    try:
+        done = RUN[type(node)](node, kept, [_batch(data) for data in inputs], seed)
+    except HeadraceError as error:
+        return error
+    return _ipc(done.output), {name: _ipc(batch) for name, batch in done.state.items()}

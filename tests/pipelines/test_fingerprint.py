@@ -1,0 +1,150 @@
+"""Fingerprints: equal in every process, and different as soon as the rows could be."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from headrace.pipelines.views.lift_definition import read_definition
+from headrace.pipelines.views.lift_fingerprint import code_of
+from tests.pipelines.queries import QUERIES, SCHEMAS
+
+COMPARED = ["revenue", "lambdas", "correlated_scalar", "rollup", "python_functions"]
+
+IN_ANOTHER_PROCESS = """
+import json, sys
+from pyspark import SparkContext
+from headrace.pipelines.spark import session
+from tests.pipelines.test_fingerprint import prints
+spark = session(quick=True)
+spark.range(7).selectExpr("transform(array(id), x -> x)")  # ids and lambdas count on from here
+sys.stdout.write(json.dumps([SparkContext._gateway.proc.pid, prints(spark)]) + chr(10))
+sys.stdout.flush()
+sys.stdin.read()
+"""
+
+
+def prints(spark: Any) -> dict[str, list[str]]:
+    return {
+        name: [node.fingerprint for node in read_definition(spark, QUERIES[name], SCHEMAS).walk()]
+        for name in COMPARED
+    }
+
+
+def test_another_process_finds_the_same_quietly_and_takes_its_jvm_along_when_killed(
+    spark: Any,
+) -> None:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", IN_ANOTHER_PROCESS]
+    root = Path(__file__).parent.parent.parent
+    with subprocess.Popen(command, cwd=root, stdin=pipe, stdout=pipe, stderr=pipe) as driver:
+        assert driver.stdout is not None
+        assert driver.stderr is not None
+        here = prints(spark)
+        assert prints(spark) == here
+        line = driver.stdout.readline()
+        assert line, driver.stderr.read().decode()
+        jvm, there = json.loads(line)
+        assert there == here
+        watched = os.pidfd_open(jvm)
+        driver.send_signal(signal.SIGKILL)
+        said = driver.stderr.read().decode()
+    try:
+        ended, _, _ = select.select([watched], [], [], 60)
+    finally:
+        os.close(watched)
+    assert ended, "the JVM is still there"
+    assert said == ""
+
+
+def top(spark: Any, definition: Any) -> str:
+    return read_definition(spark, definition, SCHEMAS).fingerprint
+
+
+def test_names_do_not_matter_and_values_do(spark: Any) -> None:
+    first = top(spark, "select id + 1 as x from orders o where qty > 2")
+    assert top(spark, "select p.id + 1 as y from orders p where p.qty > 2") == first
+    assert top(spark, lambda orders: orders.where("qty > 2").select(F.col("id") + 1)) == first
+    others = [
+        "select id + 2 as x from orders where qty > 2",
+        "select id + 1 as x from orders where qty > 3",
+        "select id + 1 as x from orders where customer_id > 2",
+        "select id + 1L as x, 1 from orders where qty > 2",
+        "select id - -1 as x from orders where qty > 2",
+        "select order_id + 1 as x from returns where order_id > 2",
+    ]
+    found = {first, *(top(spark, text) for text in others)}
+    assert len(found) == len(others) + 1
+
+
+def test_a_new_column_of_a_topic_matters_only_where_it_is_used(spark: Any) -> None:
+    wider = SCHEMAS | {"returns": SCHEMAS["returns"].insert(0, pa.field("extra", pa.int64()))}
+    other = SCHEMAS | {"returns": SCHEMAS["returns"].set(0, pa.field("order_id", pa.int32()))}
+    named = "select reason, count(order_id) c from returns group by reason"
+    every = "select * from returns where order_id > 1"
+    for text, same in ((named, True), (every, False)):
+        here, there, typed = (
+            read_definition(spark, text, schemas).fingerprint for schemas in (SCHEMAS, wider, other)
+        )
+        assert (here == there) == same
+        assert typed != here
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("spark.sql.session.timeZone", "Europe/Berlin"),
+        ("spark.sql.ansi.enabled", "false"),
+        ("spark.sql.caseSensitive", "true"),
+    ],
+)
+def test_settings_of_the_session_matter(spark: Any, setting: str, value: str) -> None:
+    text = "select id from orders"
+    before, first = spark.conf.get(setting), top(spark, text)
+    spark.conf.set(setting, value)
+    try:
+        assert top(spark, text) != first
+    finally:
+        spark.conf.set(setting, before)
+    assert top(spark, text) == first
+
+
+def test_the_code_of_a_python_function_matters(spark: Any) -> None:
+    def view(step: int, extra: Any) -> Any:
+        def definition(orders: DataFrame) -> DataFrame:
+            return orders.select(F.udf(lambda x: x + step + len(extra), "bigint")("id"))
+
+        return definition
+
+    first = top(spark, view(1, "a"))
+    assert top(spark, view(1, "a")) == first
+    assert top(spark, view(2, "a")) != first
+    assert top(spark, view(1, ["a", {"b": 1}])) != first
+
+
+def test_what_a_function_computes_is_found_in_its_code() -> None:
+    def one(x: int) -> int:
+        return x + 1
+
+    def same(x: int) -> int:
+        """With a docstring, on other lines."""
+        return x + 1
+
+    def other(x: int) -> int:
+        return x + 2
+
+    assert code_of(one) != code_of(other)
+    assert code_of(lambda x: one(x)) != code_of(lambda x: other(x))
+    assert code_of({1: {"b", "a"}}) == code_of({1: {"a", "b"}})
+    assert code_of(same) != code_of(other)

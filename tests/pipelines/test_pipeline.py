@@ -1,0 +1,315 @@
+"""A pipeline from definition to rows, with real Spark and a real log (R-C1, C9, C12, C14).
+
+Can catch: a definition read wrongly, a batch committed half, state lost or used twice over a
+restart, a changed or added view that does not join the others right, a bad row that stops what it
+should not, an older driver that is not fenced. Cannot catch: what only random queries and histories
+find (test_views_random), crashes at every instant (the kill tests), speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+import headrace as hr
+from headrace.pipelines.views.plan import planned
+from headrace.pipelines.views.run import Progress, Runner
+
+ORDERS = "id bigint, customer bigint, amount decimal(10,2), status string"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Any]:
+    with hr.connect(tmp_path / "log") as log:
+        log.create_topic("orders", ORDERS, key="id", kind="changes")
+        log.create_topic("customers", "customer bigint, country string", kind="changes")
+        yield log
+
+
+def order(
+    number: int, customer: int, amount: float, status: str, weight: int = 1
+) -> dict[str, Any]:
+    row = {"id": number, "customer": customer, "amount": amount, "status": status}
+    return {**row, "_weight": weight}
+
+
+def shop(**views: Any) -> hr.Pipeline:
+    made = hr.Pipeline("shop")
+    made.table("orders")
+    made.table("customers")
+    for name, view in views.items():
+        definition, options = view if isinstance(view, tuple) else (view, {})
+        if isinstance(definition, str):
+            made.view(name, sql=definition, **options)
+        else:
+            made.view(name, **options)(definition)
+    return made
+
+
+def revenue(orders: Any, customers: Any) -> Any:
+    paid = orders.where(F.col("status") == "paid").join(customers, "customer")
+    return paid.groupBy("country").agg(
+        F.sum("amount").alias("revenue"), F.count("*").alias("orders")
+    )
+
+
+def rows(pipeline: hr.Pipeline, name: str, **at: Any) -> list[tuple[Any, ...]]:
+    found = [tuple(row.values()) for row in pipeline.rows(name, **at).to_pylist()]
+    return sorted(found, key=repr)
+
+
+def fill(log: Any) -> None:
+    log.append("customers", [{"customer": 1, "country": "at"}, {"customer": 2, "country": "ch"}])
+    log.append("orders", [order(1, 1, 10, "paid"), order(2, 2, 5, "open"), order(3, 9, 1, "paid")])
+
+
+def values(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return [(country, float(amount), count) for country, amount, count in found]
+
+
+def test_a_view_follows_inserts_updates_and_deletes(log: Any, spark: Any) -> None:
+    fill(log)
+    pipeline = shop(revenue=(revenue, {"key": "country"}))
+    assert pipeline.run(log, until="caught up") == pipeline.through
+    assert values(rows(pipeline, "revenue")) == [("at", 10.0, 1)]
+    before = log.position
+    log.append("orders", [order(2, 2, 5, "open", -1), order(2, 2, 5, "paid")])
+    pipeline.run(log, until="caught up")
+    assert values(rows(pipeline, "revenue")) == [("at", 10.0, 1), ("ch", 5.0, 1)]
+    log.append("customers", [{"customer": 2, "country": "ch", "_weight": -1}])
+    log.append("orders", [order(1, 1, 10, "paid", -1)])
+    pipeline.run(log, until="caught up")
+    assert rows(pipeline, "revenue") == []
+    assert values(rows(pipeline, "revenue", at=before)) == [("at", 10.0, 1)]
+
+
+def test_views_read_views_and_are_through_one_position(log: Any, spark: Any) -> None:
+    fill(log)
+    pipeline = shop(
+        total="SELECT sum(revenue) AS total, count(*) AS countries FROM revenue",
+        revenue=revenue,
+    )
+    with pytest.raises(hr.errors.BadDefinition):
+        pipeline.run(log, until="caught up")  # SQL reads what stands before it
+    pipeline = shop(
+        revenue=revenue,
+        total="SELECT sum(revenue) AS total, count(*) AS countries FROM revenue",
+    )
+    pipeline.run(log, until="caught up")
+    assert [(float(t), n) for t, n in rows(pipeline, "total")] == [(10.0, 1)]
+    log.append("orders", [order(4, 2, 7, "paid")])
+    pipeline.run(log, until="caught up")
+    assert [(float(t), n) for t, n in rows(pipeline, "total")] == [(17.0, 2)]
+    positions = [
+        {batch.position for batch in log.read(f"shop.{name}")} for name in ("revenue", "total")
+    ]
+    assert positions[0] == positions[1]
+
+
+def test_a_restart_goes_on_from_the_last_entry(log: Any, spark: Any) -> None:
+    fill(log)
+    pipeline = shop(revenue=revenue)
+    for number in range(10, 30):
+        log.append("orders", [order(number, 1 + number % 2, number, "paid")])
+        with Runner(pipeline, log, spark) as runner:
+            runner.run("caught up")
+    expected = {"at": 10.0, "ch": 0.0}
+    for number in range(10, 30):
+        expected[["at", "ch"][number % 2]] += number
+    assert {c: float(r) for c, r, _ in rows(shop(revenue=revenue), "revenue", log=log)} == expected
+
+
+def test_an_added_and_a_changed_view_join_in_one_entry(log: Any, spark: Any) -> None:
+    fill(log)
+    first = shop(revenue=revenue, paid=lambda orders: orders.where("status = 'paid'").select("id"))
+    first.run(log, until="caught up")
+    assert rows(first, "paid") == [(1,), (3,)]
+    log.append("orders", [order(5, 1, 2, "paid")])
+    seen: list[Progress] = []
+    second = shop(
+        revenue=revenue,
+        paid=lambda orders: orders.where("status = 'paid'").selectExpr("id", "amount * 2 AS twice"),
+        open=lambda orders: orders.where("status = 'open'").select("id"),
+    )
+    second.run(log, until="caught up", report=seen.append)
+    assert [(i, float(t)) for t, i in sorted_by_names(second, "paid")] == [(1, 20), (3, 2), (5, 4)]
+    assert rows(second, "open") == [(2,)]
+    assert values(rows(second, "revenue")) == [("at", 12.0, 2)]
+    assert seen
+    assert set(seen[-1].views) == {"paid", "open"}
+    joined = [batch.position for batch in log.read(["shop.paid", "shop.open"])]
+    assert joined[-1] == joined[-2]
+    assert second.through == first.through
+
+
+def test_a_changed_view_keeps_the_state_of_what_did_not_change(log: Any, spark: Any) -> None:
+    fill(log)
+    shop(revenue=revenue).run(log, until="caught up")
+    log.append("orders", [order(7, 2, 3, "paid")])
+
+    def shown(orders: Any, customers: Any) -> Any:
+        known = revenue(orders, customers)
+        return known.selectExpr("upper(country) AS country", "orders", "revenue + 1 AS more")
+
+    def by_size(orders: Any, customers: Any) -> Any:
+        known = revenue(orders, customers)
+        return known.groupBy("orders").agg(F.max("country"), F.sum("revenue"), F.count("*"))
+
+    changed = shop(revenue=shown, sizes=by_size)
+    plan = planned(changed, log, spark)
+    assert [step.action for step in plan.views] == ["is rebuilt", "is built"]
+    assert plan.rows == 0
+    assert plan.kept == 2
+    with Runner(changed, log, spark) as runner:
+        build = runner.build
+        assert build is not None
+        kinds = [type(node).__name__ for node in build.reused.values()]
+        assert sorted(kinds) == ["Aggregate", "Join"]
+        assert not build.engine.reads_inputs(build.reused)
+        runner.run("caught up")
+        assert [row[:2] for row in rows(changed, "revenue", log=log)] == [("AT", 1), ("CH", 1)]
+    log.append("orders", [order(8, 2, 3, "paid")])
+    changed.run(log, until="caught up")
+    assert [(size, last, n) for size, last, _, n in rows(changed, "sizes")] == [
+        (1, "at", 1),
+        (2, "ch", 1),
+    ]
+
+
+def sorted_by_names(pipeline: hr.Pipeline, name: str) -> list[tuple[Any, ...]]:
+    found = [
+        tuple(row[k] for k in sorted(row, reverse=True)) for row in pipeline.rows(name).to_pylist()
+    ]
+    return sorted(found, key=lambda row: row[1])
+
+
+def test_a_failing_row_stops_with_its_position_or_is_set_aside(log: Any, spark: Any) -> None:
+    fill(log)
+    bad = log.append("orders", [order(6, 1, 0, "paid"), order(7, 1, 4, "paid")]).position
+
+    def share(orders: Any) -> Any:
+        return orders.selectExpr("id", "100 / amount AS share")
+
+    with pytest.raises(hr.errors.ViewStopped, match="DIVIDE_BY_ZERO") as stopped:
+        shop(share=share).run(log, until="caught up")
+    assert stopped.value.details["position"] == bad
+    assert "shop.share" in {topic.name for topic in log.topics()}
+    assert not list(log.read("shop.share"))
+    pipeline = shop(share=(share, {"on_error": "set_aside"}))
+    pipeline.run(log, until="caught up")
+    assert [i for i, _ in rows(pipeline, "share")] == [1, 2, 3, 7]
+    log.append("orders", [order(6, 1, 0, "paid", -1), order(8, 1, 0, "paid")])
+    pipeline.run(log, until="caught up")
+    aside = [row for batch in log.read("shop._aside") for row in batch.to_pylist()]
+    assert [(row["view"], row["_weight"]) for row in aside] == [("share", w) for w in (1, -1, 1)]
+    assert "DIVIDE_BY_ZERO" in aside[0]["reason"]
+
+
+def test_a_key_that_is_not_unique_stops_the_view_with_both_rows(log: Any, spark: Any) -> None:
+    fill(log)
+    pipeline = shop(paid=(lambda orders: orders.select("status", "id"), {"key": "status"}))
+    with pytest.raises(hr.errors.ViewStopped, match="not unique") as stopped:
+        pipeline.run(log, until="caught up")
+    assert "'id': 1" in stopped.value.fact
+    assert "'id': 3" in stopped.value.fact
+
+
+def test_the_older_of_two_drivers_is_fenced(log: Any, spark: Any) -> None:
+    fill(log)
+    pipeline = shop(revenue=revenue)
+    with Runner(pipeline, log, spark) as older:
+        older.run("caught up")
+        with Runner(pipeline, log, spark) as newer:
+            log.append("orders", [order(4, 2, 7, "paid")])
+            with pytest.raises(hr.errors.Fenced):
+                older.run("caught up")
+            newer.run("caught up")
+    assert values(rows(pipeline, "revenue", log=log)) == [("at", 10.0, 1), ("ch", 7.0, 1)]
+
+
+def test_refresh_full_and_regroup(log: Any, spark: Any) -> None:
+    fill(log)
+    pipeline = shop(
+        newest=(
+            lambda orders: orders.orderBy(F.desc("id")).limit(1).select("id"),
+            {"refresh": "full"},
+        ),
+        spread=lambda orders: orders.groupBy("status").agg(F.stddev("amount").alias("spread")),
+    )
+    pipeline.run(log, until="caught up")
+    assert rows(pipeline, "newest") == [(3,)]
+    log.append("orders", [order(3, 9, 1, "paid", -1), order(9, 1, 20, "paid")])
+    pipeline.run(log, until="caught up")
+    assert rows(pipeline, "newest") == [(9,)]
+    assert rows(pipeline, "spread") == [("open", None), ("paid", pytest.approx(50**0.5))]
+
+
+def test_garbage_goes(log: Any, spark: Any, tmp_path: Path) -> None:
+    fill(log)
+    pipeline = shop(revenue=revenue)
+    with Runner(pipeline, log, spark) as runner:
+        runner.run("caught up")
+        for number in range(10, 150):
+            log.append("orders", [order(number, 1, 1, "paid")])
+            runner.run("caught up")
+        assert len(runner.packs.names()) < 80
+    with Runner(pipeline, log, spark) as runner:
+        runner.run("caught up")
+    assert values(rows(pipeline, "revenue", log=log)) == [("at", 150.0, 141)]
+
+
+def test_streams_only_gain_rows(log: Any, spark: Any) -> None:
+    log.create_topic("clicks", "user bigint, at timestamp")
+    log.append("clicks", [{"user": 1, "at": datetime(2024, 1, 1, tzinfo=UTC)}])
+    pipeline = hr.Pipeline("web")
+    pipeline.stream("clicks")
+
+    @pipeline.view(key=["user", "start"])
+    def minutes(clicks: Any) -> Any:
+        window = F.window("at", "1 minute").start.alias("start")
+        return clicks.groupBy("user", window).count()
+
+    pipeline.run(log, until="caught up")
+    log.append(
+        "clicks", [{"user": 1, "at": datetime(2024, 1, 1, 0, m, 30, tzinfo=UTC)} for m in (0, 1)]
+    )
+    pipeline.run(log, until="caught up")
+    assert sorted(n for *_, n in rows(pipeline, "minutes")) == [1, 2]
+    wrong = hr.Pipeline("wrong")
+    wrong.table("clicks")
+    wrong.view("v")(lambda clicks: clicks)
+    with pytest.raises(hr.errors.BadPipeline, match="stream"):
+        wrong.run(log, until="caught up")
+
+
+def test_a_pipeline_knows_how_many_rows_it_is_behind(log: Any, spark: Any) -> None:
+    from headrace.pipelines.views.reading import status_of
+
+    fill(log)
+    pipeline = shop(revenue=revenue)
+    for _ in range(2):
+        pipeline.run(log, until="caught up")
+        assert status_of(log, "shop").behind(log) == 0
+        log.append("orders", [order(4, 1, 1, "paid"), order(5, 1, 1, "paid")])
+        assert status_of(log, "shop").behind(log) == 2
+    shop(revenue=revenue, paid=lambda orders: orders).run(log, until="caught up")
+    assert status_of(log, "shop").behind(log) == 0
+
+
+def test_rows_without_columns_and_empty_nested_constants(log: Any, spark: Any) -> None:
+    fill(log)
+    pipeline = shop(
+        constant="SELECT var_pop(3L) AS x FROM orders",
+        both="""SELECT id, e FROM orders LATERAL VIEW explode(array('a', 'b')) AS e
+                UNION ALL SELECT customer, 'c' FROM customers""",
+    )
+    pipeline.run(log, until="caught up")
+    assert rows(pipeline, "constant") == [(0.0,)]
+    log.append("customers", [{"customer": 7, "country": "de"}])
+    pipeline.run(log, until="caught up")
+    assert len(rows(pipeline, "both")) == 9

@@ -1,0 +1,164 @@
+"""What cannot be kept is refused by name, with the reason and the way out."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from pyspark.sql import DataFrame
+
+from headrace import errors
+from headrace.pipelines.views import algebra
+from headrace.pipelines.views.lift_definition import Refresh, read_definition
+from tests.pipelines.queries import SCHEMAS
+
+NOT_KEPT = {
+    "a window function": "select row_number() over (partition by qty order by id) from orders",
+    "limit without orderBy": "select * from orders limit 3",
+    "orderBy with limit": "select id from orders order by id limit 3",
+    "a session window": "select session_window(at, '5 minutes'), 1 from orders group by 1",
+    "first (also": "select any_value(id) from orders",
+    "last (also": "select last(id) from orders",
+    "collect_list": "select status, collect_list(id) from orders group by status",
+    "collect_set": "select stddev(id), collect_set(id) from orders",
+    "max_by": "select max_by(id, qty) from orders",
+    "mode": "select mode(qty) from orders",
+    "listagg": "select listagg(status) from orders",
+    "sample": "select * from orders tablesample (10 percent)",
+    "a recursive query": """with recursive n(i) as (
+        select 1 union all select i + 1 from n where i < 3) select * from n""",
+}
+CHANCE = {
+    "rand()": "select rand() from orders",
+    "uuid()": "select uuid() from orders",
+    "now()": "select now() from orders",
+    "current_timestamp()": "select id from orders where at > (select current_timestamp())",
+    "current_date()": "select current_date() from orders",
+    "current_user()": "select current_user() from orders",
+    "monotonically_increasing_id()": "select monotonically_increasing_id() from orders",
+}
+
+
+@pytest.mark.parametrize("construct", NOT_KEPT)
+def test_what_is_not_kept_is_refused_by_name(spark: Any, construct: str) -> None:
+    with pytest.raises(errors.NotKept) as caught:
+        read_definition(spark, NOT_KEPT[construct], SCHEMAS, name="v")
+    assert caught.value.fact.startswith(construct)
+    assert "refresh='full'" in caught.value.fix
+    assert caught.value.place == "view v"
+
+
+@pytest.mark.parametrize("construct", CHANCE)
+def test_chance_and_the_clock_are_refused_even_with_a_full_refresh(
+    spark: Any, construct: str
+) -> None:
+    for refresh in get_args(Refresh):
+        with pytest.raises(errors.NondeterministicView) as caught:
+            read_definition(spark, CHANCE[construct], SCHEMAS, refresh=refresh)
+        assert construct in caught.value.fact
+
+
+def subset(orders: DataFrame) -> DataFrame:
+    return orders.dropDuplicates(["id"])
+
+
+def map_batches(orders: DataFrame) -> DataFrame:
+    return orders.mapInPandas(lambda batches: batches, orders.schema)
+
+
+def apply_groups(orders: DataFrame) -> DataFrame:
+    return orders.groupBy("qty").applyInPandas(lambda group: group, orders.schema)
+
+
+def own_rows(orders: DataFrame) -> DataFrame:
+    own = orders.sparkSession.createDataFrame([(1,)], "a int")
+    return own.join(orders, own.a == orders.id)
+
+
+def of_an_rdd(orders: DataFrame) -> DataFrame:
+    return orders.sparkSession.createDataFrame(orders.rdd, orders.schema)
+
+
+@pytest.mark.parametrize(
+    ("definition", "construct"),
+    [
+        (subset, "dropDuplicates with a subset"),
+        (map_batches, "mapInPandas"),
+        (apply_groups, "applyInPandas"),
+        (own_rows, "a frame made inside"),
+        (of_an_rdd, "a frame made inside"),
+    ],
+)
+def test_what_a_function_does_is_refused_with_its_line(
+    spark: Any, definition: Any, construct: str
+) -> None:
+    with pytest.raises(errors.NotKept) as caught:
+        read_definition(spark, definition, SCHEMAS, name="v")
+    assert caught.value.fact.startswith(construct)
+    line = definition.__code__.co_firstlineno
+    assert caught.value.place == f"view v, {__file__}:{line}"
+
+
+def test_types_that_cannot_travel_are_refused(spark: Any) -> None:
+    for text in (
+        "select make_interval(1, 2, 3) i from orders",
+        "select collate(status, 'UTF8_LCASE') s, count(*) from orders group by 1",
+    ):
+        with pytest.raises(errors.NotKept, match="a column of the type"):
+            read_definition(spark, text, SCHEMAS)
+
+
+def counts(orders: DataFrame) -> DataFrame:
+    return orders if orders.count() else orders.limit(1)
+
+
+def pivots(orders: DataFrame) -> DataFrame:
+    return orders.groupBy("status").pivot("qty").sum("id")
+
+
+@pytest.mark.parametrize("definition", [counts, pivots])
+def test_an_action_inside_a_definition_is_refused(spark: Any, definition: Any) -> None:
+    with pytest.raises(errors.ActionInDefinition):
+        read_definition(spark, definition, SCHEMAS)
+    node = read_definition(spark, definition, SCHEMAS, refresh="full")
+    assert isinstance(node, algebra.Full)
+
+
+def misspelt(orders: DataFrame) -> DataFrame:
+    chosen = orders.select("id")
+    return chosen.where("idd > 3")
+
+
+def test_what_spark_says_against_a_definition_comes_with_the_line_that_did_it(spark: Any) -> None:
+    with pytest.raises(errors.BadDefinition, match="UNRESOLVED_COLUMN") as caught:
+        read_definition(spark, misspelt, SCHEMAS, name="v")
+    assert caught.value.place == f"view v, {__file__}:{misspelt.__code__.co_firstlineno + 2}"
+    with pytest.raises(errors.BadDefinition, match="PARSE_SYNTAX_ERROR"):
+        read_definition(spark, "selec id from orders", SCHEMAS)
+    with pytest.raises(errors.BadDefinition, match="CAST_INVALID_INPUT"):
+        read_definition(spark, "select to_timestamp('x') from orders", SCHEMAS)
+
+
+def test_a_definition_that_returns_no_frame_is_refused(spark: Any) -> None:
+    forgetful: Any = lambda orders: None  # noqa: E731
+    with pytest.raises(errors.BadDefinition, match="not a DataFrame"):
+        read_definition(spark, forgetful, SCHEMAS)
+
+
+def test_a_parameter_that_is_no_input_is_refused_with_the_nearest_name(spark: Any) -> None:
+    with pytest.raises(errors.UnknownInput) as caught:
+        read_definition(spark, lambda order: order, SCHEMAS)
+    assert "did you mean 'orders'?" in caught.value.fix
+
+
+def test_a_parameter_with_a_default_need_not_be_an_input(spark: Any) -> None:
+    def above(orders: DataFrame, least: int = 3) -> DataFrame:
+        return orders.where(orders.qty > least)
+
+    assert read_definition(spark, above, SCHEMAS).inputs[0].names[0] == "id"
+
+
+def test_a_sorted_list_is_kept(spark: Any) -> None:
+    text = "select status, sort_array(collect_list(id)) l from orders group by status"
+    kinds = [type(node).__name__ for node in read_definition(spark, text, SCHEMAS).walk()]
+    assert "Regroup" in kinds
