@@ -7,10 +7,15 @@ command that shows it again.
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
 from headrace.testing.crashes import one_round, record, replay
+from headrace.testing.disk import Killed, SimulatedProcess
 from headrace.testing.explore import Limits
+from headrace.testing.schedule import Schedule
+from headrace.testing.simulation import Run, new_machine
 from headrace.testing.workloads import WORKLOADS
 
 RACES = ("two_processes", "two_processes_killed", "chased", "killed_often")
@@ -36,6 +41,34 @@ def test_many_schedules(workload: str) -> None:
     """Nothing is cut, but processes run and die in many orders."""
     for seed in range(1000, 1030):
         assert one_round(workload, seed, Limits(points=0)).reports() == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_follower_gets_the_entry_whose_syncer_died_before_it_woke_anybody(seed: int) -> None:
+    """The entry is visible and nobody else comes: the follower looks by itself, once a minute."""
+    run = Run(new_machine(), seed)
+    run.make_topics(run.open())
+
+    def read(process: SimulatedProcess) -> int:
+        return next(run.open(process).read("orders", follow=True)).position
+
+    def write(process: SimulatedProcess) -> None:
+        log = run.open(process)
+
+        def die(_wake: int) -> None:
+            process.kill()
+            raise Killed
+
+        with mock.patch.object(log.journal.sync_lock, "signal", die):
+            run.append(log, {"orders": 1})
+
+    schedule = Schedule(run.machine, seed)
+    reader, writer = schedule.spawn(read), schedule.spawn(write)
+    schedule.run()
+    run.end()
+    assert writer.killed
+    assert (reader.error, reader.result) == (None, 3)
+    assert run.machine.clock_us < 70e6
 
 
 def test_a_run_and_its_states_repeat_to_the_letter() -> None:

@@ -1,8 +1,9 @@
-"""`./run faults`: break the log for as long as you like, and say what was tried and found.
+"""`./run faults`: break things for as long as you like, and say what was tried and found.
 
 ./run faults log --seed 7 --minutes 5       many rounds of the crash enumerator
 ./run faults log --workload plain --seed 7 --at 120:4      one violation again
 ./run faults bugs                           every seeded bug, and what catches it
+./run faults views --seed 7 --cases 10000   random views against references; see `views_faults`
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from headrace.testing import views_faults
 from headrace.testing.crashes import Round, one_round, replay
 from headrace.testing.explore import Limits, Tally
 from headrace.testing.workloads import WORKLOADS
@@ -36,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--write", metavar="FILE", help="put the table into this file (docs/faults.md)"
     )
     bugs.add_argument("--json", action="store_true", help="the table as one JSON object")
+    views = commands.add_parser("views", help="random views, crashes of drivers, the bank")
+    views_faults.add_arguments(views)
     chosen = parser.parse_args(arguments)
+    if chosen.command == "views":
+        return views_faults.main(chosen)
     if chosen.command == "bugs":
         return _bugs(chosen)
     return _log(chosen)

@@ -222,6 +222,8 @@ class Runner:
             self.status = replace(self.status, seed=seed << 3)
         self._manifests: list[set[str]] = []
         self.commits = 0
+        self.committed = 0
+        """The position of the last commit."""
         everything = self._engine(self.defined.nodes)
         identities = {name: everything.identity(node) for name, node in self.defined.nodes.items()}
         live = [name for name, of in identities.items() if self.status.views.get(name) == of]
@@ -377,6 +379,8 @@ class Runner:
                     view = self.defined.by_name[name]
                     topic = topic_of(self.pipeline.name, name)
                     transaction.append(topic, self._as_rows(view, rows))
+        assert transaction.receipt is not None
+        self.committed = transaction.receipt.position
         engine.keep(batch)
         self.status = status
         self._sweep({ref.pack} | engine.pack_names(manifest))

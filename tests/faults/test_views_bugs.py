@@ -1,0 +1,24 @@
+"""Every seeded bug of views is caught: the tests of views would notice.
+
+Can catch: a hunter that has become blind, and a bug whose place in the code has gone. Cannot catch:
+bugs of a kind that nobody has thought of. The bugs that need Spark are in tests/pipelines.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.testing.views_bugs import BUGS, Bug, catch
+
+PLAIN = [bug for bug in BUGS if bug.where != "zones"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("bug", PLAIN, ids=lambda bug: bug.name.replace(" ", "_"))
+def test_caught(bug: Bug) -> None:
+    found = catch(bug)
+    assert found.caught_by, f"{bug.name}: {found.tries} tries, and nobody noticed"
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len({bug.name for bug in BUGS}) >= 25

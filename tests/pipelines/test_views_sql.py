@@ -1,0 +1,83 @@
+"""Random SQL, read and evaluated by Spark, kept by the real loop, compared at every commit.
+
+Can catch: what `headrace.testing.views_sql` says. Cannot catch: queries that the grammar does not
+have (tests/pipelines has TPC-H and many by hand). `./run faults views --only sql` tries more.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from headrace.testing.views_bugs import BUGS, catch
+from headrace.testing.views_case import random_case
+from headrace.testing.views_sql import Rel, Trial, moved_zone, random_queries, read
+
+QUERIES, EACH, HISTORIES = 30, 3, 5
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("first", range(0, QUERIES, EACH))
+def test_random_queries_are_right_at_every_commit(spark: Any, first: int) -> None:
+    trial = Trial(spark, seconds=60)
+    for seed in range(first, first + EACH):
+        trial.query(f"test{seed}", range(HISTORIES))
+    assert trial.tally.wrong == []
+    assert trial.tally.cases >= HISTORIES, trial.tally.refusals
+
+
+def test_the_grammar_has_everything() -> None:
+    """Of a few hundred queries, every construct that must be kept comes several times."""
+    text = " ".join(rel.sql for seed in range(400) for rel in random_queries(Random(seed)).values())
+    for word in (
+        "case when", "explode(", "outer explode(", "union all", " union select", "intersect",
+        "except", "select distinct", "inner join", "left join", "right join", "full join",
+        "left semi join", "left anti join", " <=> ", " in (select", "not in (select", "exists (",
+        "(select count(*) from", "(select max(", "sum(", "avg(", "min(", "count(distinct",
+        "filter (where", "having", "rollup(", "cube(", "window(", "stddev(", "from v0",
+    ):  # fmt: skip
+        assert text.count(word) > 3, word
+
+
+@pytest.mark.timeout(600)
+def test_a_session_in_another_time_zone_builds_the_view_anew(spark: Any) -> None:
+    assert moved_zone(spark) == ""
+
+
+@pytest.mark.timeout(600)
+def test_a_fingerprint_without_the_time_zone_would_be_noticed(spark: Any) -> None:
+    (bug,) = (bug for bug in BUGS if bug.where == "zones")
+    assert catch(bug, spark).caught_by
+
+
+@pytest.mark.timeout(600)
+def test_windows_and_other_nested_values_can_be_keys(spark: Any) -> None:
+    texts = [
+        "select window(at, '1 hour').start as c1, count(*) as c2 from t group by"
+        " window(at, '1 hour')",
+        "select tags as c1, sum(n) as c2 from t group by tags",
+        "select a.id as c1, b.id as c2 from t a left join t b on a.tags = b.tags and a.k < b.k",
+    ]
+    _must_be_kept(spark, texts)
+
+
+@pytest.mark.timeout(600)
+def test_constants_where_columns_are_expected(spark: Any) -> None:
+    texts = [
+        "select k as c1, z.e as c2 from u lateral view explode(array('a', null, 'b')) z as e"
+        " union all select k, g from s",
+        "select var_pop(3L) as c1, bit_xor(1L) as c2, count(*) as c3 from t",
+        "select max('a') as c1, sum(distinct 2) as c2 from u",
+        "select count(*) as c1 from t where exists (select 1 from u where 1 = 1)",
+    ]
+    _must_be_kept(spark, texts)
+
+
+def _must_be_kept(spark: Any, texts: list[str]) -> None:
+    views = {f"v{number}": Rel(text, ()) for number, text in enumerate(texts)}
+    nodes = read(spark, views)
+    for seed in range(3):
+        case = random_case(Random(seed), f"by hand {seed}", nodes)
+        assert Trial(spark).attempt(case, views) is None
