@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -49,6 +49,8 @@ class Views:
 
     by_name: dict[str, Defined] = field(default_factory=dict)
     input_identities: dict[str, str] = field(default_factory=dict)
+    spark: Any = None
+    """The session that read them."""
 
     @property
     def nodes(self) -> dict[str, Node]:
@@ -80,7 +82,7 @@ def define_views(
     for one in pipeline.inputs.values():
         schemas[one.name] = input_schema(log, one)
         found.input_identities[one.name] = f"{one.kind} {one.topic} {schemas[one.name]}"
-    started = spark or session()
+    started = found.spark = spark or session()
     if started.version not in TESTED and any(v.refresh != "full" for v in pipeline.views.values()):
         check_reader(started)
     for view in pipeline.in_order():

@@ -7,8 +7,10 @@ it does for a step of its own. State has no buckets, so each batch may have its 
 
 Cut are joins with equality keys and without a residual condition, aggregates with keys, distinct,
 and unique keys. What needs Spark inside the step (residuals, regroup) and what has one key only
-stays in the driver. A step goes to the executors from `rows` changed rows on: below that, starting
-tasks and carrying rows to and fro costs more than it saves (`./run bench views --only switch`).
+stays in the driver. A step goes to the executors from `rows` changed rows on. On one machine that
+does not pay at any size measured (two cores; a join of 100,000, 400,000, 1,600,000 rows: 0.26, 0.39
+and 0.56 of the speed in the driver), since rows are carried to the workers and back
+(`./run bench views --only switch`). So by default only a session on a cluster does it.
 
 A task that is repeated, or runs twice, gives the same again and writes nothing: nobody but the
 driver writes packs.
@@ -34,8 +36,9 @@ from headrace.tables.packs import Packs
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = 400_000
-"""Steps with so many changed rows go to the executors."""
+ROWS = 1_000_000
+"""On a cluster, steps with so many changed rows go to the executors."""
+NEVER = 1 << 62
 
 RUN: dict[type[Node], Any] = {
     Join: join.step,
@@ -48,10 +51,13 @@ RUN: dict[type[Node], Any] = {
 class Executors:
     """Runs steps in parts."""
 
-    def __init__(self, spark: SparkSession, *, rows: int = ROWS, parts: int | None = None) -> None:
+    def __init__(
+        self, spark: SparkSession, *, rows: int | None = None, parts: int | None = None
+    ) -> None:
         """`parts`: as many as there are cores, unless it is given."""
         self._context = spark.sparkContext
-        self._rows = rows
+        local = (spark.sparkContext.master or "").startswith("local")
+        self._rows = rows if rows is not None else NEVER if local else ROWS
         self._parts = parts or _cores(spark)
         self.steps = 0
         """How many steps were run here."""

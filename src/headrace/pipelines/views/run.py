@@ -37,7 +37,6 @@ import pyarrow as pa
 from headrace import errors
 from headrace.log.embedded.reader import Reading
 from headrace.pipelines.pipeline import Input, Pipeline
-from headrace.pipelines.spark import session
 from headrace.pipelines.views.aside import Evaluator
 from headrace.pipelines.views.changes import (
     change,
@@ -49,7 +48,7 @@ from headrace.pipelines.views.changes import (
 )
 from headrace.pipelines.views.define import Defined, define_views
 from headrace.pipelines.views.engine import Batch, Engine
-from headrace.pipelines.views.executors import ROWS, Executors
+from headrace.pipelines.views.executors import Executors
 from headrace.pipelines.views.reading import (
     aside_topic,
     own_columns,
@@ -203,7 +202,7 @@ class Runner:
         spark: SparkSession | None = None,
         *,
         batch_rows: int = BATCH_ROWS,
-        executor_rows: int = ROWS,
+        executor_rows: int | None = None,
         report: Report | None = None,
     ) -> None:
         """Read the definitions, claim the pipeline, take the state of its last commit."""
@@ -211,9 +210,10 @@ class Runner:
         self.log = log
         self._batch_rows = batch_rows
         self._report = report
-        spark = spark or session()
-        self.executors = Executors(spark, rows=executor_rows)
         self.defined = define_views(pipeline, log, spark)
+        self.executors: Executors | None = None
+        if self.defined.spark is not None:
+            self.executors = Executors(self.defined.spark, rows=executor_rows)
         self.packs = Packs(f"{log.path}/pipelines/{pipeline.name}", log.journal.system)
         self.writer = log.writer(writer_name(pipeline.name))
         self.status = status_of(log, pipeline.name)
