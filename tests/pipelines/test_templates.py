@@ -84,7 +84,6 @@ def test_no_rows_and_many_rows(spark: Any) -> None:
     node = template_of(spark, "select id + 1 x, upper(status) s from orders where id % 2 = 0")
     schema = node.inputs[0].columns
     assert node.template(change(schema, [], [])).schema.names == ["c0", "c1", "_w"]
-    node.template.prepare()
     numbers = pa.array(range(100_000), pa.int64())
     others = [pa.nulls(100_000, field.type) for field in list(schema)[1:]]
     many = pa.RecordBatch.from_arrays(
@@ -128,18 +127,6 @@ def test_a_python_function_that_raises_says_so(spark: Any) -> None:
         (1, 5),
         (0, -5),
     ]
-
-
-@pytest.mark.parametrize("name", ["division_after_filter", "explode_outer", "unpivot"])
-def test_executors_compute_the_same_from_frames(spark: Any, name: str) -> None:
-    node = template_of(spark, QUERIES[name])
-    schema, rows = node.inputs[0].columns, rows_of(tables()["orders"])
-    batch = change(schema, rows, list(range(len(rows))))
-    frame = node.template.frame(spark.createDataFrame(pa.Table.from_batches([batch])))
-    assert frame.columns == [*node.columns.names, "_w"]
-    assert sorted(map(repr, rows_of(frame.toArrow()))) == sorted(
-        map(repr, rows_of(node.template(batch)))
-    )
 
 
 def test_what_is_not_a_rows_fault_is_not_blamed_on_a_row() -> None:

@@ -110,18 +110,3 @@ def check(collection: Collection, world: dict[Row, int], rng: random.Random) -> 
         batches = list(collection.ordered(int(key([HOT])[0]), reverse=reverse))
         assert rows_of(batches) == {row: w for row, w in world.items() if row[0] == HOT}
         assert identities(batches) == sorted(identities(batches), reverse=reverse)
-        if schema is ORDERED:
-            assert rows_of([collection.heads(key(keys), reverse=reverse)]) == heads(
-                world, keys, reverse
-            )
-
-
-def heads(world: dict[Row, int], keys: Iterable[int], reverse: bool) -> dict[Row, int]:
-    """What `Collection.heads` should give."""
-    result: dict[Row, int] = {}
-    for wanted in set(keys):
-        rows = [row for row in world if row[0] == wanted]
-        words = order64(pa.array([row[1] for row in rows], pa.string()))[0].tolist()
-        best = (max if reverse else min)(words, default=0)
-        result |= {row: world[row] for row, word in zip(rows, words, strict=True) if word == best}
-    return result

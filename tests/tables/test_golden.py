@@ -17,7 +17,7 @@ import pytest
 from headrace.errors import PackDamaged
 from headrace.tables.collection import Collection
 from headrace.tables.packs import MAGIC, Packs, Ref
-from tests.tables.kit import ORDERED, change, heads, key, rows_of
+from tests.tables.kit import ORDERED, change, key, rows_of
 
 FOLDER = Path(__file__).parent.parent / "golden" / "packs-v1"
 ROWS = [((number % 3, text), weight) for number, (text, weight) in enumerate(
@@ -41,7 +41,6 @@ def test_packs_of_version_1_are_read() -> None:
     world = dict(ROWS)
     assert rows_of(collection.scan()) == world
     assert rows_of([collection.probe(key([1]))]) == {r: w for r, w in world.items() if r[0] == 1}
-    assert rows_of([collection.heads(key([2]))]) == heads(world, [2], reverse=False)
 
 
 def test_a_pack_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -23,13 +23,12 @@ from headrace.tables.packs import Attempt, Packs, Piece, Ref
 from headrace.tables.runs import (
     Identity,
     Words,
-    consolidate,
     consolidate_runs,
     identity,
     locate,
     take_rows,
 )
-from headrace.tables.sliced import FEW, INDEX, Run, Slice
+from headrace.tables.sliced import INDEX, Run, Slice
 
 CHUNK = 64
 """The first rows that `ordered` gives; later chunks are larger."""
@@ -77,58 +76,6 @@ class Collection:
             for meeting in run.meet(self.packs, keys):
                 meeting.rows(parts)
         return self._one(found)
-
-    def heads(self, keys: Words, *, reverse: bool = False) -> pa.RecordBatch:
-        """For each of the keys that is there: all rows of its first (or last) `_o`.
-
-        For min and max: work per key does not grow with the rows of the key. A few rows per key,
-        run and piece are looked at; a key whose answer lies deeper is read in order.
-        """
-        keys = distinct(keys)
-        worst = 0 if reverse else LAST_KEY
-        edges = np.full(len(keys), worst, np.uint64)  # beyond here, not all rows were looked at
-        clipped = np.zeros(len(keys), bool)
-        better = np.maximum if reverse else np.minimum
-        found: list[list[pa.RecordBatch]] = [[] for _ in self.runs]
-        for run, parts in zip(self.runs, found, strict=True):
-            for meeting in run.meet(self.packs, keys):
-                begins, ends = meeting.spans[:, 0], meeting.spans[:, 1]
-                over = np.flatnonzero(ends - begins > FEW)
-                if len(over):
-                    if reverse:
-                        begins[over] = ends[over] - FEW
-                    else:
-                        ends[over] = begins[over] + FEW
-                    last = begins[over] if reverse else ends[over] - 1
-                    which = np.arange(len(keys))[meeting.at][over]
-                    edges[which] = better(edges[which], meeting.piece.words[1][last])
-                    clipped[which] = True
-                meeting.rows(parts)
-        batch = self._one(found)
-        words = identity(batch)
-        place = keys.searchsorted(words[0])
-        edge = edges[place]
-        sure = ~clipped[place] | ((words[1] > edge) if reverse else (words[1] < edge))
-        kept = np.flatnonzero(sure)
-        seen, order = place[kept], words[1][kept]
-        group = np.unique(seen, return_index=True)[1]
-        lengths = np.diff(group, append=len(seen))
-        best = np.repeat(order[group + lengths - 1 if reverse else group], lengths)
-        parts = [take_rows(batch, kept[order == best])]
-        deep = np.setdiff1d(np.flatnonzero(clipped), seen)
-        parts += [self._head(int(keys[at]), reverse=reverse) for at in deep]
-        return parts[0] if len(parts) == 1 else consolidate_runs(parts)
-
-    def _head(self, key: int, *, reverse: bool) -> pa.RecordBatch:
-        parts: list[pa.RecordBatch] = []
-        for batch in self.ordered(key, reverse=reverse):
-            order = identity(batch)[1]
-            parts.append(batch)
-            best = identity(parts[0])[1][0]
-            if order[-1] != best:
-                parts[-1] = batch.slice(0, int(np.argmax(order != best)))
-                break
-        return consolidate(pa.concat_batches(parts)) if parts else self.empty()
 
     def weights_of(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """The weight of each of these rows (sorted by identity, each once); 0 if it is not there.

@@ -76,13 +76,6 @@ def consolidate(batch: pa.RecordBatch) -> pa.RecordBatch:
     return _taken(batch, *consolidation(batch))
 
 
-def merge(a: pa.RecordBatch, b: pa.RecordBatch) -> pa.RecordBatch:
-    """Make one of two sorted batches, in linear time."""
-    if not a.num_rows or not b.num_rows:
-        return a if a.num_rows else b
-    return consolidate_runs([a, b])
-
-
 def consolidate_runs(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Make one of several sorted batches (at least one)."""
     if len(parts) == 1:

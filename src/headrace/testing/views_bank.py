@@ -424,6 +424,8 @@ class Open:
                     ),
                     "the last state",
                 )
+                if last.process.poll() is not None:
+                    self.day.wrong.append(f"the last driver ended: {last.talk[-12:]}")
                 last.kill()
             finally:
                 last.end()

@@ -31,7 +31,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -56,9 +55,6 @@ from headrace.pipelines.views.evaluate_rows import (
     shaped,
     whole,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 # --- columns that need no JVM ---------------------------------------------------------------------
 
@@ -350,17 +346,6 @@ class SparkTemplate:
     @cached_property
     def _job(self) -> Job:
         return Job(self.bridge, self._converter, self.plan, self.leaves, rider=self.rider)
-
-    def prepare(self) -> None:
-        """Compile it now instead of at the first call."""
-        riding = [WEIGHT] if self.rider else []
-        schemas = [pa.schema([*schema, *riding]) for schema in self.inputs]
-        if self.compiled:
-            self._step([batch_without_rows(schema) for schema in schemas])
-
-    def frame(self, *frames: DataFrame) -> DataFrame:
-        """Apply the plan to frames of the input's columns, as a query that executors run."""
-        return self._job.frame([frame._jdf.queryExecution().analyzed() for frame in frames])
 
     def __call__(self, *batches: pa.RecordBatch) -> pa.RecordBatch:
         """Evaluate on these rows."""
