@@ -17,6 +17,7 @@ import pytest
 
 import headrace as hr
 from headrace import errors
+from headrace.log.embedded import live as shared
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.model.records import Batch
 from tests.log.kit import TINY, Machine, files_in, machine_log, places, values
@@ -305,3 +306,16 @@ def test_a_reading_can_be_ended(many: EmbeddedLog) -> None:
     reading.close()
     assert list(reading) == []
     many.append("t", [{"a": 1}])
+
+
+def test_a_reading_that_begins_while_a_sync_is_being_told_misses_nothing(folder: str) -> None:
+    # The synced end and its position are two words: between the two stores, one is the newer.
+    with hr.connect(folder) as log:
+        log.create_topic("t", "a bigint")
+        first = log.append("t", [{"a": 1}]).position
+        last = log.append("t", [{"a": 2}]).position
+        words = log.journal.live.words
+        words[shared.SYNCED_POSITION] = first
+        reading = log.read("t", after=first, follow=True, timeout=0)
+        words[shared.SYNCED_POSITION] = last
+        assert values(reading) == [2]

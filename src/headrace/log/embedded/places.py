@@ -61,8 +61,9 @@ class Places:
             raise self.bad(f"position {position} is not in the log yet")
         if position <= self._journal.since and self._files.record(self.first()) is not None:
             return self.first()
-        if position == reached:
-            return self.limit
+        tail = self._journal.live.tail()
+        if position == tail.position:  # not `reached`: it lags behind `limit` for a moment
+            return tail.end
         return self._seek(
             lambda file: file.through > position, lambda record: record.position > position
         )
