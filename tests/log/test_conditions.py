@@ -336,3 +336,17 @@ def test_a_write_that_fails_is_not_taken(folder: str) -> None:
         log.append("t", [{"a": 2}], expect={"c": 1})
         assert [tuple(row.values()) for row in rows(log.read("t"))] == [(0,), (2,)]
     checked(folder)
+
+
+@pytest.mark.parametrize("look", ["value", "values", "counter", "offsets"])
+def test_what_is_shown_of_an_entry_is_on_the_disk(folder: str, look: str) -> None:
+    """A value, a counter, an offset that a power cut takes back was never shown. R-A2"""
+    with hr.connect(folder, durability="os") as log:
+        log.create_topic("t", "a bigint")
+        with log.transaction() as transaction:
+            transaction.append("t", [{"a": 1}])
+            transaction.put("here", 7)
+            transaction.commit_offsets("group", {"t": {0: 1}})
+        getattr(log, look)({"offsets": "group"}.get(look, "here"))
+        assert transaction.receipt is not None
+        assert log.position >= transaction.receipt.position

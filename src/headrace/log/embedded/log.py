@@ -436,31 +436,37 @@ class EmbeddedLog:
         return result
 
     def counter(self, name: str) -> int:
-        """The value of a counter; 0 if nobody moved it."""
+        """The value of a counter; 0 if nobody moved it. The entry that moved it is on the disk."""
         journal = self.journal
         journal.append_lock.acquire(self.settings.lock_timeout_seconds)
         try:
             journal.catch_up()
-            return journal.live.get(name)
+            found = journal.live.get(name)
         finally:
             journal.append_lock.release()
+        self.sync()
+        return found
 
     def offsets(self, group: str) -> dict[str, dict[int, int]]:
         """What a group has committed: topic -> partition -> the next offset to read."""
-        self.journal.refresh_control()
-        committed: dict[str, dict[int, int]] = self.journal.control.groups.get(group, {})
+        committed: dict[str, dict[int, int]] = self._settled().groups.get(group, {})
         return {topic: dict(offsets) for topic, offsets in committed.items()}
 
     def value(self, name: str) -> Any:
         """A named value that an entry set; None if there is none."""
-        self.journal.refresh_control()
-        return self.journal.control.values.get(name)
+        return self._settled().values.get(name)
 
     def values(self, prefix: str) -> dict[str, Any]:
         """All named values whose names start so."""
-        self.journal.refresh_control()
-        found = self.journal.control.values
+        found = self._settled().values
         return {name: value for name, value in found.items() if name.startswith(prefix)}
+
+    def _settled(self) -> ControlState:
+        """What the entries say, once they are on the disk: nothing is shown that may be gone."""
+        self.journal.refresh_control()
+        control = self.journal.control
+        self.sync()
+        return control
 
     def sync(self) -> int:
         """Put everything appended so far on the disk; the position that is then visible."""
