@@ -70,6 +70,32 @@ def test_a_collection_is_its_changes_added_up(
             check(before, was, rng)  # a value: what was, stays
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_collection_that_is_loaded_is_its_changes_added_up(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    small_levels(monkeypatch, rng)
+    monkeypatch.setattr(levels, "FAN", rng.choice([2, 3]))
+    monkeypatch.setattr(levels, "HELD_BYTES", rng.choice([0, 5_000, 1 << 20]))
+    schema = ORDERED if seed % 2 else PLAIN
+    packs = Packs(str(tmp_path / "packs"))
+    collection, world = Collection(packs, schema), dict[Row, int]()
+    for number in range(24):
+        attempt = packs.attempt(number)
+        collection = collection.loaded(change(random_change(rng, world, 200), schema), attempt)
+        attempt.finish()
+        check(collection, world, rng)
+        if number % 8 == 7:
+            attempt = packs.attempt(number)
+            collection = collection.settled(attempt)
+            manifest = collection.to_manifest(attempt)
+            attempt.finish()
+            assert packs.held == 0
+            collection = Collection.from_manifest(manifest, packs, schema)
+            check(collection, world, rng)
+
+
 def test_a_repeat_of_a_batch_gives_the_same_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +120,7 @@ def test_a_repeat_of_a_batch_gives_the_same_runs(
 
 def pieces(collection: Collection) -> list[tuple[object, ...]]:
     return [
-        (one.lo, one.hi, one.first, collection.packs.open(one.ref))
+        (one.lo, one.hi, one.first, collection.packs.piece(one.ref).batch)
         for run in collection.runs
         for one in run.slices
     ]

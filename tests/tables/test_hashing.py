@@ -149,3 +149,12 @@ def test_structs_order_by_their_first_field() -> None:
     words, exact = order64(array)
     assert words.tolist() == sorted(words.tolist())
     assert not exact
+
+
+@pytest.mark.parametrize("values", [["a", "", None, "longer than a word"], [None], ["x"]])
+def test_a_long_column_of_few_values_hashes_as_each_value_does(values: list[str | None]) -> None:
+    column = pa.array(values * (9_000 // len(values)), pa.string())
+    alone = {value: int(hash64([pa.array([value], pa.string())], 3)[0]) for value in values}
+    wanted = [alone[value] for value in column.to_pylist()]
+    assert hash64([column], 3).tolist() == wanted
+    assert hash64([column.dictionary_encode()], 3).tolist() == wanted

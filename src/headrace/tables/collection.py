@@ -28,7 +28,7 @@ from headrace.tables.runs import (
     locate,
     take_rows,
 )
-from headrace.tables.sliced import INDEX, Run, Slice
+from headrace.tables.sliced import INDEX, Run, Slice, side_by_side
 
 CHUNK = 64
 """The first rows that `ordered` gives; later chunks are larger."""
@@ -40,18 +40,25 @@ LAST_KEY = (1 << 64) - 1
 class Collection:
     """A weighted set of rows: an immutable value."""
 
-    __slots__ = ("__weakref__", "_levels", "packs", "schema")
+    __slots__ = ("__weakref__", "_aside", "_levels", "packs", "schema")
 
-    def __init__(self, packs: Packs, schema: pa.Schema, levels: Sequence[Level] = ()) -> None:
+    def __init__(
+        self,
+        packs: Packs,
+        schema: pa.Schema,
+        levels: Sequence[Level] = (),
+        aside: Sequence[Run] = (),
+    ) -> None:
         """Empty, unless levels are given; `schema` as `runs.state_schema` makes it."""
         self.packs = packs
         self.schema = schema
         self._levels = tuple(levels)
+        self._aside = tuple(aside)
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, the largest last."""
-        return [run for level in self._levels for run in level if run is not None]
+        """All runs."""
+        return [run for level in self._levels for run in level if run is not None] + [*self._aside]
 
     @property
     def rows(self) -> int:
@@ -106,14 +113,10 @@ class Collection:
 
     def between(self, start: Identity, stop: Identity | None) -> Iterator[pa.RecordBatch]:
         """As `scan`: from one identity (or its first words) up to but not with another."""
-        runs = self.runs
-        fences = {at for run in runs for at in run.firsts if at > start}
-        for end in [*(at for at in sorted(fences) if stop is None or at < stop), stop]:
-            batch = self._one([list(run.between(self.packs, start, end)) for run in runs])
+        for parts in side_by_side(self.runs, self.packs, start, stop):
+            batch = self._one(parts)
             if batch.num_rows:
                 yield batch
-            if end is not None:
-                start = end
 
     def ordered(self, key: int, *, reverse: bool = False) -> Iterator[pa.RecordBatch]:
         """The rows of one `_k` in the order of (`_o`, `_h`), consolidated, a few at a time."""
@@ -142,12 +145,27 @@ class Collection:
         """This and the rows of `change` (any order, any weights); does the merges that are due."""
         levels = Levels(self.packs, self._levels, attempt)
         levels.take_in(change)
+        return Collection(self.packs, self.schema, levels.result(), self._aside)
+
+    def loaded(self, change: pa.RecordBatch, attempt: Attempt) -> Collection:
+        """As `plus`, for one of many large changes: it must be `settled` before it is stored."""
+        levels = Levels(self.packs, self._levels, attempt)
+        aside = levels.load(change, self._aside)
+        return Collection(self.packs, self.schema, levels.result(), aside)
+
+    def settled(self, attempt: Attempt) -> Collection:
+        """Do the merges that `loaded` has put off."""
+        if not self._aside:
+            return self
+        levels = Levels(self.packs, self._levels, attempt)
+        levels.settle(self._aside)
         return Collection(self.packs, self.schema, levels.result())
 
     # -- storing ----------------------------------------------------------------------------
 
     def to_manifest(self, attempt: Attempt) -> list[Any]:
         """Store which slices there are; what is given back is JSON, for `from_manifest`."""
+        assert not self._aside, "a collection is stored when it is settled"
         runs = [
             (number, bool(drains), run)
             for number, level in enumerate(self._levels)
@@ -175,7 +193,8 @@ class Collection:
 
     def pack_names(self) -> set[str]:
         """The packs that hold pieces of this collection (its manifest's pack comes on top)."""
-        return {one.ref.pack for run in self.runs for one in run.slices}
+        refs = (one.ref for run in self.runs for one in run.slices)
+        return {ref.pack for ref in refs if isinstance(ref, Ref)}
 
 
 class _Cursor:

@@ -36,6 +36,8 @@ Words = npt.NDArray[np.uint64]
 
 BLOCK = 32_768
 """Rows hashed at a time: everything stays in the processor's cache."""
+SAMPLE = 256
+"""Rows looked at to tell whether the values of a column repeat."""
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _GOLDEN, _M1, _M2 = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB
 _NAN = 0x7FF8_0000_0000_0000
@@ -105,11 +107,15 @@ def _fold(words: Words, bounds: npt.NDArray[np.int64], seed: int) -> Words:
 def _words(column: pa.Array, seed: int) -> Words:
     """One word a row: a function of the value alone, whatever the buffers look like."""
     kind = column.type
-    if pt.is_dictionary(kind):
-        return _words(column.dictionary_decode(), seed)
-    if pt.is_null(kind):
+    if is_bytes(kind) and _repeats(column):  # 4x as fast as word by word
+        column = column.dictionary_encode()
+        kind = column.type
+    if pt.is_null(kind) or (pt.is_dictionary(kind) and not len(column.dictionary)):
         return np.full(len(column), _mixed(~seed & _MASK), np.uint64)
-    if is_bytes(kind):
+    if pt.is_dictionary(kind):
+        indices: npt.NDArray[np.int32] = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        words = _words(column.dictionary, seed).take(indices)
+    elif is_bytes(kind):
         words = _string_words(column, seed)
     elif pt.is_struct(kind):
         fields = column.flatten()
@@ -123,6 +129,15 @@ def _words(column: pa.Array, seed: int) -> Words:
     if column.null_count:
         words[~valid_of(column)] = _mixed(~seed & _MASK)
     return words
+
+
+def _repeats(column: pa.Array) -> bool:
+    """Whether a long column seems to have few different values."""
+    rows = len(column)
+    if rows < SAMPLE * 8:
+        return False
+    sample = column.take(pa.array(np.arange(0, rows, rows // SAMPLE)))
+    return len(sample.unique()) * 2 <= len(sample)
 
 
 def _none() -> Words:

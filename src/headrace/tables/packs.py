@@ -30,6 +30,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import weakref
 from collections.abc import Callable, Collection, Hashable
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -83,6 +84,19 @@ class Piece:
         return self._words
 
 
+class Held:
+    """A section that is only in memory: for runs that will be merged before anything is stored."""
+
+    __slots__ = ("__weakref__", "piece")
+
+    def __init__(self, batch: pa.RecordBatch, packs: Packs) -> None:
+        """Counted in `packs.held` as long as somebody has it."""
+        self.piece = Piece(batch)
+        size: int = batch.nbytes
+        packs.held += size
+        weakref.finalize(self, packs.let_go, size)
+
+
 class Packs:
     """The packs of a folder. Threads may share it; executors make their own."""
 
@@ -95,6 +109,8 @@ class Packs:
         self._maps: dict[str, pa.Buffer] = {}
         self._pieces: dict[Ref, Piece] = {}
         self._pending: dict[Ref, Piece] = {}
+        self.held = 0
+        """Bytes of sections that are only in memory."""
 
     def path(self, pack: str) -> str:
         """Where a pack is."""
@@ -117,8 +133,14 @@ class Packs:
         """The batch of a section."""
         return self.piece(ref).batch
 
-    def piece(self, ref: Ref) -> Piece:
+    def let_go(self, size: int) -> None:
+        """A section in memory is gone."""
+        self.held -= size
+
+    def piece(self, ref: Ref | Held) -> Piece:
         """A section, opened."""
+        if isinstance(ref, Held):
+            return ref.piece
         found = self._pieces.get(ref) or self._pending.get(ref)
         if found is None:
             found = _keep(self._pieces, ref, lambda: Piece(self._batch(ref)), self._cached)

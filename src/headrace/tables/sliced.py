@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.tables.packs import Packs, Piece, Ref
+from headrace.tables.packs import Held, Packs, Piece, Ref
 from headrace.tables.runs import (
     WEIGHT,
     Identity,
@@ -53,7 +53,7 @@ INDEX = pa.schema(
 class Slice(NamedTuple):
     """Rows lo to hi of a piece, of which the first has identity `first`."""
 
-    ref: Ref
+    ref: Ref | Held
     lo: int
     hi: int
     first: Identity
@@ -73,10 +73,17 @@ class Run:
         self._index: pa.RecordBatch | None = None
 
     @property
+    def in_memory(self) -> bool:
+        """Whether it is not on the disk."""
+        return isinstance(self.slices[0].ref, Held)
+
+    @property
     def index(self) -> pa.RecordBatch:
         """The slices, as a manifest has them; made once, as most runs outlive many batches."""
         if self._index is None:
-            rows = [(*one.ref, one.lo, one.hi, one.first) for one in self.slices]
+            stored = [(one, one.ref) for one in self.slices if isinstance(one.ref, Ref)]
+            assert len(stored) == len(self.slices), "a run in memory is merged before it is stored"
+            rows = [(*ref, one.lo, one.hi, one.first) for one, ref in stored]
             columns = zip(*rows, strict=True)
             arrays = [pa.array(c, f.type) for c, f in zip(columns, INDEX, strict=True)]
             self._index = pa.RecordBatch.from_arrays(arrays, schema=INDEX)
@@ -238,3 +245,16 @@ class Meeting(NamedTuple):
         shifts = np.repeat(spans[:, 0] - (np.cumsum(counts) - counts), counts)
         if len(shifts):
             parts.append(take_rows(batch, np.arange(len(shifts)) + shifts))
+
+
+def side_by_side(
+    runs: Sequence[Run], packs: Packs, start: Identity, stop: Identity | None
+) -> Iterator[list[list[pa.RecordBatch]]]:
+    """The rows of several runs in step: up to where one of them has its next piece, from each."""
+    fences = {at for run in runs for at in run.firsts if at > start}
+    for end in [*(at for at in sorted(fences) if stop is None or at < stop), stop]:
+        found = [list(run.between(packs, start, end)) for run in runs]
+        if any(found):
+            yield [parts for parts in found if parts]
+        if end is not None:
+            start = end

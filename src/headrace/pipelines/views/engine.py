@@ -105,6 +105,8 @@ class Engine:
         self._inputs = dict(inputs)
         self._evaluate = evaluate or (lambda _, node, batches: node.template(*batches))
         self._executors = executors
+        self.loading = False
+        """Whether many large batches come one after the other, until `settle`."""
         self._identities: dict[int, str] = {}
         self.kept: dict[str, Kept] = {}
         self._lists: WeakKeyDictionary[Collection, list[Any]] = WeakKeyDictionary()
@@ -212,8 +214,9 @@ class Engine:
             raise errors.ViewStopped(
                 f"view '{batch.view}' fails: {error.fact.strip()}", place=node.origin
             ) from error
+        add = Collection.loaded if self.loading else Collection.plus
         batch.kept[identity] = {
-            name: collection.plus(done.state[name], attempt) if name in done.state else collection
+            name: add(collection, done.state[name], attempt) if name in done.state else collection
             for name, collection in kept.items()
         }
         batch.steps += 1
@@ -277,6 +280,14 @@ class Engine:
     def keep(self, batch: Batch) -> None:
         """The log took the batch: its collections are the state now."""
         self.kept.update(batch.kept)
+
+    def settle(self, attempt: Attempt) -> None:
+        """The end of loading: do the merges that were put off."""
+        self.loading = False
+        self.kept = {
+            identity: {name: one.settled(attempt) for name, one in kept.items()}
+            for identity, kept in self.kept.items()
+        }
 
     # -- manifest ---------------------------------------------------------------------------
 

@@ -59,6 +59,8 @@ class Executors:
         local = (spark.sparkContext.master or "").startswith("local")
         self._rows = rows if rows is not None else NEVER if local else ROWS
         self._parts = parts or _cores(spark)
+        self.used = self._rows < NEVER
+        """Whether any step may go there."""
         self.steps = 0
         """How many steps were run here."""
 

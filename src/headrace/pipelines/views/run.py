@@ -68,6 +68,8 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 100_000
 """A batch ends at the first whole entry after so many rows."""
+BUILD_ROWS = 500_000
+"""So does a chunk of a build, of which there are many, one after the other."""
 SWEEP_EVERY = 64
 """Garbage is looked for every so many commits."""
 
@@ -201,14 +203,15 @@ class Runner:
         log: EmbeddedLog,
         spark: SparkSession | None = None,
         *,
-        batch_rows: int = BATCH_ROWS,
+        batch_rows: int | None = None,
         executor_rows: int | None = None,
         report: Report | None = None,
     ) -> None:
         """Read the definitions, claim the pipeline, take the state of its last commit."""
         self.pipeline = pipeline
         self.log = log
-        self._batch_rows = batch_rows
+        self._batch_rows = batch_rows or BATCH_ROWS
+        self._build_rows = batch_rows or BUILD_ROWS
         self._report = report
         self.defined = define_views(pipeline, log, spark)
         self.executors: Executors | None = None
@@ -284,12 +287,19 @@ class Runner:
         target = self.log.position if isinstance(until, str) else until
         if target is not None:
             self.log.wait(target)
-        while True:
-            busy = self._one_round(target)
-            if target is not None and self.build is None and self._reached() >= target:
-                return self._reached()
-            if not busy and self.build is None:
-                self.log.wait(self._reached() + 1)
+        pool = pa.default_memory_pool()
+        # Arrow's own pool gives large buffers back to the kernel and gets them again as new pages:
+        # a sixth of the CPU of a first build.
+        pa.set_memory_pool(pa.system_memory_pool())
+        try:
+            while True:
+                busy = self._one_round(target)
+                if target is not None and self.build is None and self._reached() >= target:
+                    return self._reached()
+                if not busy and self.build is None:
+                    self.log.wait(self._reached() + 1)
+        finally:
+            pa.set_memory_pool(pool)
 
     def _reached(self) -> int:
         return self._source.through if self._source is not None else self.status.through
@@ -412,6 +422,7 @@ class Runner:
         assert build is not None
         attempt = self._attempt()
         try:
+            build.engine.settle(attempt)
             joined_engine = self._engine(self.defined.nodes)
             joined_engine.kept = {**build.engine.kept, **self.live.kept}
             batch = Batch({}, {}, aside=build.aside)
@@ -451,6 +462,8 @@ class Build:
         self.views = views
         self._runner = runner
         self.engine = runner._engine(runner.defined.needed(views))
+        # Executors see only what is stored.
+        self.engine.loading = runner.executors is None or not runner.executors.used
         self.reused = self.engine.take_over(runner.stored)
         """The topmost operators whose state was taken over, by identity."""
         self.through = 0
@@ -490,7 +503,7 @@ class Build:
         """The log up to a goal, and not beyond it."""
         runner = self._runner
         self._source = Source(
-            runner.log, runner.pipeline.inputs, self.through, runner._batch_rows, goal
+            runner.log, runner.pipeline.inputs, self.through, runner._build_rows, goal
         )
         while self._source is not None:
             source = self._source
@@ -514,7 +527,7 @@ class Build:
         try:
             batch = self.engine.step(changes, attempt, given)
             self.results = {
-                name: self.results[name].plus(
+                name: self.results[name].loaded(
                     keyed(batch.views[name], runner.defined.by_name[name].key, runner.status.seed),
                     attempt,
                 )

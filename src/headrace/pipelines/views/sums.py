@@ -28,8 +28,8 @@ Numbers = npt.NDArray[np.int64]
 _MASK = 0xFFFF_FFFF
 _LEAST = 1074
 """The smallest double is 2 to the power of minus this."""
-_WIDTH = 32
-"""Exponents are gathered in steps of this many, so that few partial sums are left."""
+_BLOCK = 32_768
+"""Rows added up at a time: everything stays in the processor's cache."""
 
 
 def limbs_of(column: pa.Array) -> list[Numbers]:
@@ -87,28 +87,53 @@ def exact_float_sums(
 ) -> list[int]:
     """For each group the sum of weight * value in units of 2^-1074, exactly (finite values)."""
     totals = [0] * count
-    if not len(values):
-        return totals
+    block = max(_BLOCK, count)
+    for start in range(0, len(values), block):
+        part = slice(start, start + block)
+        _add_exactly(totals, groups[part], values[part], weight[part])
+    return totals
+
+
+def _add_exactly(
+    totals: list[int], groups: Numbers, values: npt.NDArray[np.float64], weight: Numbers
+) -> None:
     fraction, exponent = np.frexp(values)
     mantissa = (fraction * (1 << 53)).astype(np.int64)  # value = mantissa * 2^(exponent - 53)
     shift = exponent.astype(np.int64) + (_LEAST - 53)
     below = shift < 0  # subnormal: the lowest bits of the mantissa are zero
-    mantissa = np.where(below, mantissa >> np.minimum(-shift, 63), mantissa)
-    shift = np.maximum(shift, 0)
-    step, within = shift // _WIDTH, shift % _WIDTH
-    places = groups * 128 + step
-    order = np.argsort(places, kind="stable")
-    places = places[order]
-    starts = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
+    if below.any():
+        mantissa = np.where(below, mantissa >> np.minimum(-shift, 63), mantissa)
+        shift = np.maximum(shift, 0)
+    step, within = shift >> 5, shift & 31
+    least = int(step.min())
+    span = int(step.max()) - least + 1
+    places = groups * span + (step - least)
     for bits, half in ((0, mantissa & 0x7FF_FFFF), (27, mantissa >> 27)):
-        moved = (half << within)[order]  # at most 58 bits: two limbs, so that sums cannot overflow
-        of_row = weight[order]
-        low = np.add.reduceat((moved & _MASK) * of_row, starts)
-        high = np.add.reduceat((moved >> 32) * of_row, starts)
-        for place, a, b in zip(places[starts].tolist(), low.tolist(), high.tolist(), strict=True):
-            group, steps = divmod(place, 128)
-            totals[group] += ((b << 32) + a) << (steps * _WIDTH + bits)
-    return totals
+        moved = half << within  # at most 58 bits: two limbs, so that sums cannot overflow
+        limbs = moved & _MASK, moved >> 32
+        found, low, high = _limb_sums(places, *limbs, weight, len(totals) * span)
+        for place, a, b in zip(found.tolist(), low.tolist(), high.tolist(), strict=True):
+            group, steps = divmod(place, span)
+            totals[group] += ((b << 32) + a) << ((steps + least) * 32 + bits)
+
+
+def _limb_sums(
+    places: Numbers, low: Numbers, high: Numbers, weight: Numbers, count: int
+) -> tuple[Numbers, Numbers, Numbers]:
+    """The places that occur, and at each the sums of weight * limb; limbs have 32 bits."""
+    if count <= 4 * len(places) + 1024 and np.abs(weight).sum() < 1 << 21:
+        # Sums of so few limbs are below 2^53: doubles hold them exactly, and need no order.
+        sums = [np.bincount(places, limb * weight, count).astype(np.int64) for limb in (low, high)]
+        found = np.flatnonzero(sums[0] | sums[1])
+        return found, sums[0][found], sums[1][found]
+    order = np.argsort(places, kind="stable")
+    placed, of_row = places[order], weight[order]
+    starts = np.flatnonzero(np.concatenate(([True], placed[1:] != placed[:-1])))
+    return (
+        placed[starts],
+        np.add.reduceat(low[order] * of_row, starts),
+        np.add.reduceat(high[order] * of_row, starts),
+    )
 
 
 def packed(total: int) -> bytes:
