@@ -382,3 +382,25 @@ def test_after_a_power_cut_at_any_operation_the_table_is_right(
             after.close()
     assert states > 30
     assert with_index
+
+
+def test_what_comes_and_goes_in_one_entry_is_not_there(log: EmbeddedLog) -> None:
+    """The rows of an entry are added up, in whatever order they stand."""
+
+    def entry(*rows: tuple[int, str, int]) -> None:
+        log.append("t", [{"k": k, "v": v, "_weight": w} for k, v, w in rows])
+
+    def found() -> dict[int, str]:
+        return {row["k"]: row["v"] for row in log.table("t").scan().read_all().to_pylist()}
+
+    entry((1, "a", 1), (1, "a", -1))
+    assert found() == {}
+    entry((1, "a", 1), (1, "a", -1), (1, "b", 1), (2, "x", 1))
+    assert found() == {1: "b", 2: "x"}
+    entry((1, "c", 1), (1, "b", -1))  # an update, the new row first
+    assert found() == {1: "c", 2: "x"}
+    entry((1, "c", -1), (1, "d", 1), (1, "d", -1), (1, "c", 1))  # there and back
+    assert found() == {1: "c", 2: "x"}
+    entry((1, "c", -1), (1, "d", 1), (1, "d", -1), (2, "x", -1), (3, "y", 1))
+    assert found() == {3: "y"}
+    assert log.table("t").get([1, 2, 3]).to_pylist()[0]["_index"] == 2

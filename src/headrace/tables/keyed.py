@@ -5,7 +5,7 @@ A table is a collection (`collection`) whose identity is::
     _0 .. _n   order words of the key: they ascend as Spark sorts the key
     _h         hash of the whole key, which tells keys with equal order words apart
     _p         ~position: the newest version comes first
-    _s         ~(kept << 62 | place in the entry): the version that counts comes first
+    _s         ~place in the reading: what came last in an entry comes first
 
 So all versions of a key stand together, newest first, and **the version at P is the first row at or
 after (key, ~P, 0)**: one search per run, whatever the number of versions. Rows have weight 1 and
@@ -17,10 +17,12 @@ sign flipped; strings with 00 written as 00 ff and ended by 00 00), of which the
 more columns) become words. Keys that agree in all of these differ in `_h` only and stand in its
 order; `scan` puts each such group into order by the key columns themselves.
 
-**Which row counts.** In a `changes` topic, per entry and key, the last row of weight +1; if there
-are only rows of weight -1, the key is gone. In an `events` topic the last row of the entry; with
-`_op = 'd'` the key is gone. `kept` is 1 for rows that count over others of their entry, so the
-rule holds however an entry is cut into batches.
+**Which row counts.** In a `changes` topic the rows of one key in one entry are added up, as weights
+are: a row that is there in the end is the key's row, if several the last; if only rows are gone, so
+is the key; and if nothing is left (a row came and went) the entry says nothing of the key. Rows of
+a large entry come in several batches: within a batch they are added up, and a later batch counts
+over an earlier one. In an `events` topic the last row of the entry counts; with `_op = 'd'` the key
+is gone.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from headrace.tables.hashing import Words, bytes_of, fixed, hash64, is_bytes, order64, valid_of
-from headrace.tables.runs import WEIGHT, WORD, differs, sorted_order, take_rows
+from headrace.tables.runs import WEIGHT, WORD, Index, differs, sorted_order, take_rows
 
 GONE = "_gone"
 POSITION = "_position"
@@ -132,21 +134,44 @@ def versions(
     """Rows of a topic as rows of its table; `counted` rows of the reading came before these."""
     words = key_words([rows.column(name) for name in key], seed)
     places = np.arange(counted, counted + rows.num_rows, dtype=np.uint64)
-    gone, kept = np.zeros(rows.num_rows, bool), np.ones(rows.num_rows, bool)
+    gone = np.zeros(rows.num_rows, bool)
     if changes:
-        kept = rows.column("_weight").to_numpy() > 0
-        gone = ~kept
+        gone = rows.column("_weight").to_numpy() < 0
     elif "_op" in rows.schema.names:
         gone = pc.equal(rows.column("_op"), "d").fill_null(False).to_numpy(zero_copy_only=False)
-    order = ~(places | (kept.astype(np.uint64) << np.uint64(62)))
-    words += [~positions.astype(np.uint64), order]
+    words += [~positions.astype(np.uint64), ~places]
     own = [pa.array(np.ones(rows.num_rows, np.int64)), pa.array(gone)]
     batch = pa.RecordBatch.from_arrays(
         [*(pa.array(word) for word in words), *own, *rows.columns], schema=schema
     )
+    if changes:
+        return take_rows(batch, _what_is_left(rows, words[:-1], seed))
     # Of the rows of one key in one entry only the one that counts is kept.
-    order_of_rows = sorted_order(words)
-    if order_of_rows is None:
-        order_of_rows = np.arange(rows.num_rows)
-    fresh = differs([word[order_of_rows] for word in words[:-1]])
-    return take_rows(batch, order_of_rows[np.concatenate(([True], fresh))[: rows.num_rows]])
+    order = sorted_order(words)
+    if order is None:
+        order = np.arange(rows.num_rows)
+    fresh = differs([word[order] for word in words[:-1]])
+    return take_rows(batch, order[np.concatenate(([True], fresh))[: rows.num_rows]])
+
+
+def _what_is_left(rows: pa.RecordBatch, of_key: Sequence[Words], seed: int) -> Index:
+    """For each key and entry the row that counts, if the entry says anything of the key."""
+    if not rows.num_rows:
+        return np.empty(0, np.int64)
+    content = [rows.column(at) for at, name in enumerate(rows.schema.names) if name[:1] != "_"]
+    words = [*of_key, hash64(content, ~seed & 0xFFFF_FFFF)]
+    order = sorted_order(words)
+    if order is None:
+        order = np.arange(rows.num_rows)
+    words = [word[order] for word in words]
+    starts = np.concatenate(([0], np.flatnonzero(differs(words)) + 1))
+    weight = np.add.reduceat(rows.column("_weight").to_numpy()[order], starts)
+    last = np.maximum.reduceat(order, starts)
+    left = np.flatnonzero(weight)
+    if not len(left):
+        return np.empty(0, np.int64)
+    keys = [word[starts[left]] for word in words[:-1]]
+    groups = np.concatenate(([0], np.flatnonzero(differs(keys)) + 1))
+    # What is there counts over what is gone, then what came last.
+    best = np.maximum.reduceat(last[left] | ((weight[left] > 0) << 62), groups)
+    return best & ((1 << 62) - 1)
