@@ -140,7 +140,7 @@ class World:
         rng = self.rng
         at = rng.choice([*self.positions, self.positions[-1]])
         want = rows_at(self.oracle, at)
-        keys = [self.make(rng) for _ in range(6)]
+        keys = [self.make(rng) for _ in range(rng.choice([6, 300]))]
         found = log.table("t").get(keys, at=at).to_pylist()
         assert [row["_index"] for row in found] == [i for i, k in enumerate(keys) if k in want]
         for row in found:

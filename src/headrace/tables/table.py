@@ -23,10 +23,12 @@ from headrace.model.topic import Topic
 from headrace.model.values import Refusal, from_values
 from headrace.tables.keyed import GONE, POSITION, key_words
 from headrace.tables.packs import Piece
-from headrace.tables.runs import differs, identity, take_rows
+from headrace.tables.runs import Words, differs, find_rows, identity, take_rows
 from headrace.tables.upkeep import Index, State
 
 INDEX = "_index"
+FEW = 200
+"""Up to so many keys are looked up one by one; more are looked up all at once."""
 
 
 class Table:
@@ -108,6 +110,11 @@ class Table:
         count = len(words[0])
         if not count:
             return schema.empty_table()
+        if count > FEW:
+            there, found = _probed(state, words, position)
+            live = np.flatnonzero(~_gone(found))
+            rows_found = _result(take_rows(found, live), schema, {INDEX: pa.array(there[live])})
+            return pa.Table.from_batches([rows_found], schema)
         newest = (~position & 0xFFFF_FFFF_FFFF_FFFF, 0)
         asked = [(*one, *newest) for one in zip(*(w.tolist() for w in words), strict=True)]
         firsts = np.stack([words[0], words[0] + np.uint64(1)], axis=1)
@@ -140,6 +147,24 @@ class Table:
                 state = self.index.at(position)
             else:
                 return
+
+
+def _probed(
+    state: State, words: Sequence[Words], position: int
+) -> tuple[np.ndarray[Any, np.dtype[np.int64]], pa.RecordBatch]:
+    """Which of the keys are there at a position, in their order, and the row of each."""
+    batch = state.collection.probe(np.unique(words[0]))
+    found = identity(batch)
+    visible = np.flatnonzero(found[-2] >= np.uint64(~position & 0xFFFF_FFFF_FFFF_FFFF))
+    keys = [word[visible] for word in found[:-2]]
+    first = np.ones(len(visible), bool)
+    first[1:] = differs(keys)
+    rows = visible[first]
+    if not len(rows):
+        return rows, take_rows(batch, rows)
+    at, there = find_rows([key[first] for key in keys], words)
+    asked = np.flatnonzero(there)
+    return asked, take_rows(batch, rows[at[asked]])
 
 
 def _key_columns(topic: Topic, keys: Any) -> list[pa.Array]:
