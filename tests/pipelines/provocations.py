@@ -18,6 +18,7 @@ import headrace as hr
 from headrace.pipelines.spark import find_java, session
 from headrace.pipelines.views import algebra, lift_definition
 from headrace.pipelines.views.changes import check_same
+from headrace.pipelines.views.evaluate_rows import failing
 from headrace.pipelines.views.lift_definition import check_reader, read_definition
 
 INPUT = {"orders": pa.schema([("id", pa.int64())])}
@@ -73,6 +74,13 @@ def unread(folder: str, patch: pytest.MonkeyPatch) -> None:
     check_reader(session())
 
 
+def lost(folder: str, patch: pytest.MonkeyPatch) -> None:
+    from pyspark.errors import PySparkException
+
+    with failing("view v"):
+        raise PySparkException("Python worker exited unexpectedly (crashed)")
+
+
 def pipeline_of(folder: str, definition: Any, **options: Any) -> None:
     with hr.connect(folder) as log:
         log.create_topic("orders", "id bigint", kind="changes", exist_ok=True)
@@ -117,6 +125,7 @@ PROVOCATIONS: dict[str, list[Callable[[str, pytest.MonkeyPatch], None]]] = {
     "HR-VIEW-007": [action],
     "HR-VIEW-008": [chance],
     "HR-VIEW-009": [unread],
+    "HR-VIEW-010": [lost],
     "HR-VIEW-020": [stopped_by_a_row, key_not_unique],
     "HR-VIEW-021": [collision],
     "HR-VIEW-022": [key_not_there, bad_name],

@@ -1,22 +1,30 @@
 """Steps on Spark's executors give what steps in the driver give: the same output, the same state.
 
 Can catch: a part that misses rows or state, a key cut in two, an operator that cannot travel, an
-error that does not come back. Cannot catch: a cluster whose workers do not see the packs.
+error that does not come back, a task that leaves something behind when it runs twice or is killed.
+Cannot catch: a cluster whose workers do not see the packs, and Spark's own choice of which answer
+counts (it is one process here, so there is no real speculation).
 """
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import time
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from headrace import errors
+from headrace.pipelines.views import executors as module
 from headrace.pipelines.views.algebra import Aggregate, Call, Distinct, Join, Node
 from headrace.pipelines.views.engine import Engine
-from headrace.pipelines.views.executors import Executors
+from headrace.pipelines.views.executors import Executors, run_part
 from headrace.pipelines.views.groups import Unique
 from headrace.tables.packs import Packs
 from tests.pipelines.test_steps import PLAIN, SEED, Row, as_change, history, rows_of, scan, total
@@ -56,9 +64,15 @@ def nodes() -> dict[str, Node]:
 
 @pytest.mark.parametrize("name", nodes())
 def test_both_ways_are_equal(tmp_path: Any, spark: Any, name: str) -> None:
+    executors = Executors(spark, rows=1, parts=3)
+    both_ways(tmp_path, name, executors)
+    assert executors.steps
+
+
+def both_ways(tmp_path: Path, name: str, executors: Executors) -> None:
+    """Compare outputs and states over a history, batch by batch."""
     node = nodes()[name]
     inputs = {"a": "a", "b": "b"}
-    executors = Executors(spark, rows=1, parts=3)
     engines = [
         Engine({"v": node}, inputs, Packs(str(tmp_path / way)), SEED, executors=how)
         for way, how in (("driver", None), ("executors", executors))
@@ -98,7 +112,94 @@ def test_both_ways_are_equal(tmp_path: Any, spark: Any, name: str) -> None:
             for engine in engines
         ]
         assert states[0] == states[1]
-    assert executors.steps
+
+
+class Speculating:
+    """Spark's context, and every task runs twice at the same time, one of the two slowly."""
+
+    def __init__(self, context: Any, chance: random.Random) -> None:
+        self.context = context
+        self.chance = chance
+        self.tasks = 0
+
+    def parallelize(self, tasks: list[Any], parts: int) -> Speculating:
+        self.given, self.parts = tasks, parts
+        return self
+
+    def map(self, run: Callable[[Any], Any]) -> Speculating:
+        self.run = run
+        return self
+
+    def collect(self) -> list[Any]:
+        run = self.run
+
+        def delayed(pair: tuple[Any, float]) -> Any:
+            time.sleep(pair[1])
+            return run(pair[0])
+
+        twice = [(task, seconds) for task in self.given for seconds in (0.0, 0.05)]
+        found = self.context.parallelize(twice, len(twice)).map(delayed).collect()
+        pairs = list(zip(found[::2], found[1::2], strict=True))
+        assert all(fast == slow for fast, slow in pairs)
+        self.tasks += len(pairs)
+        return [self.chance.choice(pair) for pair in pairs]
+
+
+@pytest.mark.parametrize("name", ["full join", "aggregate"])
+def test_a_slow_duplicate_of_a_task_changes_nothing(tmp_path: Path, spark: Any, name: str) -> None:
+    executors = Executors(spark, rows=0, parts=2)
+    twice = Speculating(spark.sparkContext, random.Random(name))
+    executors._context = twice  # type: ignore[assignment]
+    both_ways(tmp_path, name, executors)
+    assert twice.tasks == 8
+
+
+def killing(folder: Path, times: int) -> Callable[[Any], Any]:
+    """Run a part; the first workers that try it die just after they have computed it."""
+
+    def run(task: Any) -> Any:
+        done = run_part(task)
+        died = [folder / str(number) for number in range(times)]
+        for path in died:
+            if not path.exists():
+                path.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["full join", "aggregate"])
+def test_a_task_whose_worker_is_killed_runs_again(
+    tmp_path: Path, spark: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert spark.sparkContext.master.endswith(",4]"), "tasks must be allowed to fail"
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    monkeypatch.setattr(module, "run_part", killing(marks, 2))
+    both_ways(tmp_path, name, Executors(spark, rows=0, parts=2))
+    assert len(list(marks.iterdir())) == 2
+
+
+def test_workers_that_are_killed_again_and_again_stop_the_step_with_a_name(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    monkeypatch.setattr(module, "run_part", killing(marks, 100))
+    engine = Engine(
+        {"v": nodes()["distinct"]},
+        {"a": "a"},
+        Packs(str(tmp_path / "packs")),
+        SEED,
+        executors=Executors(spark, rows=0, parts=2),
+    )
+    attempt = engine.packs.attempt(0)
+    with pytest.raises(errors.SparkFailed, match="worker"):
+        engine.step({"a": as_change(A, Counter({(1, "x"): 1}))}, attempt)
+    attempt.forget()
+    assert not engine.kept
+    assert not [path for path in (tmp_path / "packs").rglob("*") if path.is_file()]
 
 
 def test_an_error_comes_back(tmp_path: Any, spark: Any) -> None:

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from headrace.pipelines.views.algebra import Aggregate
 from headrace.pipelines.views.lift_definition import read_definition
 from headrace.pipelines.views.lift_fingerprint import code_of
 from tests.pipelines.queries import QUERIES, SCHEMAS
@@ -86,6 +88,23 @@ def test_names_do_not_matter_and_values_do(spark: Any) -> None:
     ]
     found = {first, *(top(spark, text) for text in others)}
     assert len(found) == len(others) + 1
+
+
+def test_the_order_of_aggregate_calls_does_not_matter(spark: Any) -> None:
+    calls = ["sum(qty + 1) a", "count(*) b", "avg(id) c", "max(qty) filter (where id > 2) d"]
+
+    def kept(text: str) -> Aggregate:
+        nodes = read_definition(spark, text, SCHEMAS).walk()
+        (found,) = (node for node in nodes if isinstance(node, Aggregate))
+        return found
+
+    for source in ("orders", "(select id * 2 as id, qty from orders where qty < 9)"):
+        tail = f"from {source} group by customer_id" if source == "orders" else f"from {source}"
+        found = [kept(f"select {', '.join(o)} {tail}") for o in permutations(calls)]
+        assert len({node.fingerprint for node in found}) == 1
+        assert len({(node.keys, node.calls) for node in found}) == 1
+        fewer = kept(f"select {', '.join(calls[:3])} {tail}")
+        assert fewer.fingerprint != found[0].fingerprint
 
 
 def test_a_new_column_of_a_topic_matters_only_where_it_is_used(spark: Any) -> None:

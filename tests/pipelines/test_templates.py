@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import os
 import random
+import signal
 import threading
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from headrace.errors import ExpressionFailed
+from headrace.errors import ExpressionFailed, SparkFailed
 from headrace.pipelines.views import algebra, evaluate_rows
 from headrace.pipelines.views.lift_definition import read_definition
 from headrace.testing.algebra import batch_of, rows_of
@@ -136,10 +139,36 @@ def test_what_is_not_a_rows_fault_is_not_blamed_on_a_row() -> None:
         "java.lang.OutOfMemoryError: Java heap space",
         "[INTERNAL_ERROR] SQLSTATE: XX000",
     ):
-        with pytest.raises(PySparkException), evaluate_rows.failing("here"):
+        with pytest.raises(SparkFailed), evaluate_rows.failing("here"):
             raise PySparkException(message)
     with pytest.raises(ExpressionFailed), evaluate_rows.failing("here"):
         raise PySparkException("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012")
+
+
+@pytest.mark.timeout(300)
+def test_lost_workers_are_no_rows_fault(spark: Any, tmp_path: Path) -> None:
+    def dying(times: int) -> Any:
+        folder = tmp_path / str(times)
+        folder.mkdir()
+
+        def once_more(x: int) -> int:
+            died = len(list(folder.iterdir()))
+            if died < times:
+                (folder / str(died)).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return x + 1
+
+        return lambda orders: orders.select(F.udf(lambda x: once_more(x), "bigint")("id"))
+
+    rows = rows_of(tables()["orders"])[:3]
+    for times in (2, 100):
+        node = template_of(spark, dying(times))
+        given = change(node.inputs[0].columns, rows, [1, -1, 5])
+        if times < 4:  # so many times Spark tries a task
+            assert rows_of(node.template(given)) == [(1, 1), (2, -1), (3, 5)]
+        else:
+            with pytest.raises(SparkFailed, match="worker"):
+                node.template(given)
 
 
 def test_every_type_comes_back_as_it_went_in(spark: Any) -> None:

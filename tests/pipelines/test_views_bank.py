@@ -1,4 +1,4 @@
-"""The bank, in short: drivers with real Spark are killed while money moves; nothing is ever wrong.
+"""The bank, in short: drivers, JVMs and Python workers are killed; no total is ever wrong.
 
 Can catch: what `headrace.testing.views_bank` says. Cannot catch: instants that did not happen; the
 crash enumerator (tests/faults/test_views_crashes.py) goes through all of them, without Spark.
@@ -16,9 +16,11 @@ from headrace.testing.views_bank import audit, day, open_bank
 
 
 @pytest.mark.timeout(1500)
-def test_no_total_is_ever_wrong_while_drivers_and_their_jvms_are_killed(tmp_path: Any) -> None:
-    found = day(str(tmp_path), "test", ["driver", "jvm", "two drivers"])
+def test_no_total_is_ever_wrong_while_drivers_jvms_and_workers_are_killed(tmp_path: Any) -> None:
+    found = day(str(tmp_path), "test", ["driver", "jvm", "worker", "two drivers"])
     assert found.wrong == []
+    workers = found.kills.pop("worker")
+    assert workers > 2
     assert found.kills == Counter({"driver": 1, "jvm": 1, "two drivers": 1})
     assert found.audit.commits >= 4
     assert found.reads > 10

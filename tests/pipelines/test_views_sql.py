@@ -1,4 +1,4 @@
-"""Random SQL, read and evaluated by Spark, kept by the real loop, compared at every commit.
+"""Random queries, read and evaluated by Spark, kept by the real loop, compared at every commit.
 
 Can catch: what `headrace.testing.views_sql` says. Cannot catch: queries that the grammar does not
 have (tests/pipelines has TPC-H and many by hand). `./run faults views --only sql` tries more.
@@ -6,14 +6,17 @@ have (tests/pipelines has TPC-H and many by hand). `./run faults views --only sq
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
+from headrace import errors
 from headrace.testing.views_bugs import BUGS, catch
 from headrace.testing.views_case import random_case
-from headrace.testing.views_sql import Rel, Trial, moved_zone, random_queries, read
+from headrace.testing.views_query import Query, Rel, random_queries
+from headrace.testing.views_sql import Trial, moved_zone, read
 
 QUERIES, EACH, HISTORIES = 30, 3, 5
 
@@ -39,6 +42,38 @@ def test_the_grammar_has_everything() -> None:
         "filter (where", "having", "rollup(", "cube(", "window(", "stddev(", "from v0",
     ):  # fmt: skip
         assert text.count(word) > 3, word
+
+
+def test_there_are_functions_failing_rows_and_views_computed_anew() -> None:
+    views = [rel for seed in range(400) for rel in random_queries(Random(seed)).values()]
+    functions = sum(rel.frame is not None for rel in views)
+    assert 0.15 < functions / len(views) < 0.6
+    assert sum(bool(rel.without_failing) for rel in views) > 20
+    assert sum(rel.full for rel in views) > 20
+    special = " ".join(rel.sql for rel in views if rel.without_failing or rel.full)
+    for word in ("12 div", "7 %", "element_at(", " as int)", "limit", "row_number()", "lag("):
+        assert special.count(word) > 1, word
+
+
+@pytest.mark.timeout(600)
+def test_what_is_computed_anew_is_refused_otherwise(spark: Any) -> None:
+    for seed in range(12):
+        rel = Query(Random(seed)).whole(1)
+        with pytest.raises(errors.NotKept):
+            read(spark, {"v": replace(rel, full=False, frame=None)})
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("make", ["failing", "whole", "grouped", "joined", "combined", "exploded"])
+def test_each_kind_by_itself(spark: Any, make: str) -> None:
+    """Rows that fail are left out; functions of frames give what the SQL gives."""
+    for seed in range(3):
+        rel: Rel = getattr(Query(Random(f"{make}/{seed}")), make)(1)
+        views = {"v0": replace(rel, frame=None) if rel.full else rel}
+        how = "set_aside" if rel.without_failing else "stop"
+        case = random_case(Random(seed), f"{make} {seed}", read(spark, views), on_error=how)
+        wrong = Trial(spark).attempt(case, views)
+        assert wrong is None, f"{wrong}\n{rel.sql}"
 
 
 @pytest.mark.timeout(600)

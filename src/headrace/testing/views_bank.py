@@ -3,7 +3,8 @@
 Ten accounts; a transfer is one entry of two rows. Credits and debits by account are two views, the
 balance is their full outer join, the total a view on that. A driver with Spark keeps them, in a
 process of its own, while tellers transfer, cancel and correct; it is killed at random instants, its
-JVM is killed, a second driver is started beside it. All the while a reader reads the newest state.
+JVM is killed, the Python workers of its JVM are killed, a second driver is started beside it. All
+the while a reader reads the newest state.
 
 At the end every committed state is gone through: in each, credits, debits, balance and total agree,
 the total is zero, and the accounts are those of the bank after some transfer, never earlier than in
@@ -15,6 +16,7 @@ twice or not at all, two drivers that both commit. Cannot catch: instants that d
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -36,6 +38,8 @@ from headrace.pipelines.views.reading import rows_of, status_of, topic_of
 ACCOUNTS = 10
 NAME = "bank"
 VIEWS = ("credits", "debits", "balance", "total")
+FENCED, STOPPED = 3, 4
+"""How a driver ends by itself."""
 PATIENCE = 240.0
 """Seconds that a driver may take to start and to commit, on a machine with other things to do."""
 
@@ -43,9 +47,13 @@ PATIENCE = 240.0
 def bank() -> Pipeline:
     """The pipeline, in plain PySpark."""
     from pyspark.sql import functions as F
+    from pyspark.sql.types import LongType
 
     pipeline = Pipeline(NAME)
     pipeline.table("moves")
+
+    # Plain Python, so that Spark has Python workers.
+    amount_of = F.udf(abs, LongType())
 
     @pipeline.view(key="account")
     def credits(moves: Any) -> Any:  # noqa: A001 - the name of the view
@@ -55,7 +63,7 @@ def bank() -> Pipeline:
     @pipeline.view(key="account")
     def debits(moves: Any) -> Any:
         minus = moves.where(F.col("amount") < 0)
-        return minus.groupBy("account").agg(F.sum(-F.col("amount")).alias("debit"))
+        return minus.groupBy("account").agg(F.sum(amount_of("amount")).alias("debit"))
 
     @pipeline.view(key="account")
     def balance(credits: Any, debits: Any) -> Any:  # noqa: A002
@@ -244,12 +252,7 @@ class Process:
 
     def children(self) -> list[int]:
         """The processes it has started: its JVM."""
-        found: list[int] = []
-        for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
-            try:
-                found += map(int, path.read_text(encoding="ascii").split())
-            except OSError:
-                continue
+        found = children_of(self.process.pid)
         self.jvms.update(found)
         return found
 
@@ -267,6 +270,15 @@ class Process:
             os.kill(self.process.pid, signal.SIGKILL)
         self.finish()
 
+    def kill_workers(self, *, daemon: bool) -> int:
+        """`kill -9` of the JVM's Python workers, and of what starts them; how many."""
+        daemons = [pid for jvm in self.children() for pid in children_of(jvm)]
+        workers = [pid for one in daemons for pid in children_of(one)]
+        for pid in (found := [*daemons, *workers] if daemon else workers):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(found)
+
     def kill_jvm(self) -> None:
         """`kill -9` of the JVM; the driver must notice by itself, and end."""
         for pid in self.children():
@@ -278,21 +290,33 @@ class Process:
         try:
             code = self.process.wait(PATIENCE)
             until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in self.jvms), "the JVM")
+            self.jvms.clear()  # these numbers may soon be those of other processes
         finally:
             self.end()
         return code
 
     def end(self) -> None:
         """Leave nothing behind."""
-        for pid in (self.process.pid, *self.jvms):
+        running = [self.process.pid] if self.process.poll() is None else []
+        for pid in (*running, *self.jvms):
             if Path(f"/proc/{pid}").exists():
                 os.kill(pid, signal.SIGKILL)
+        self.jvms.clear()
         self.process.wait(PATIENCE)
         for thread in self._threads:
             thread.join(PATIENCE)
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started and that are still there."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, path.read_text(encoding="ascii").split())
+    return found
 
 
 def _gather(stream: Any, into: list[str]) -> None:
@@ -390,6 +414,24 @@ class Open:
             process.end()
         self.day.kills[how] += 1
 
+    def without_workers(self) -> None:
+        """Python workers die under a driver: it goes on, or stops with an error that has a name."""
+        process = self.driver()
+        try:
+            killed = 0
+            for _ in range(self.chance.randrange(6, 16)):
+                time.sleep(self.chance.random() / 2)
+                killed += process.kill_workers(daemon=self.chance.random() < 0.3)
+            before = self.batch
+            until(lambda: process.process.poll() is not None or self.batch > before, "a commit")
+            if process.process.poll() is None:
+                process.kill()
+            elif process.finish() != STOPPED:
+                self.day.wrong.append(f"lost workers ended the driver: {process.talk[-12:]}")
+        finally:
+            process.end()
+        self.day.kills["worker"] += killed
+
     def doubled(self) -> None:
         """Two drivers: the older one is fenced, and nothing of it is committed any more."""
         old = self.driver()
@@ -446,11 +488,12 @@ class Open:
 
 
 def day(folder: str, seed: str, events: list[str]) -> Day:
-    """A day with these events: `driver`, `jvm` (kills) and `two drivers`."""
+    """A day with these events: `driver`, `jvm`, `worker` (kills) and `two drivers`."""
     opened = Open(folder, seed)
+    special = {"worker": opened.without_workers, "two drivers": opened.doubled}
     try:
         for event in events:
-            opened.doubled() if event == "two drivers" else opened.killed(event)
+            special[event]() if event in special else opened.killed(event)
         return opened.close()
     finally:
         opened.abandon()
@@ -465,7 +508,9 @@ def main() -> int:
         pipeline.run(log, batch_rows=64)
     except errors.Fenced:
         os.write(1, b"fenced\n")
-        return 3
+        return FENCED
+    except errors.SparkFailed:
+        return STOPPED
     return 0
 
 

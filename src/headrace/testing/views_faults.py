@@ -1,9 +1,10 @@
 """`./run faults views`: random queries, crashes and the bank, for as long as you like.
 
-./run faults views --seed 7 --cases 10000        all parts but the bank, so many cases
+./run faults views                               10,000 cases of plain, sql, crash and race
+./run faults views --seed 7 --cases 500          so many, others
 ./run faults views --minutes 30                  the same, by the clock
 ./run faults views --only sql --seed 7 --cases 1 --history 3      one case again
-./run faults views --only bank --minutes 5       the bank: drivers and their JVMs killed
+./run faults views --only bank --minutes 5       the bank: drivers, JVMs, Python workers killed
 ./run faults views --only tpch --seed 3          all 22 TPC-H queries, rows coming and going
 ./run faults views --only bugs                   every seeded bug of views, and what catches it
 """
@@ -16,6 +17,7 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,14 +25,17 @@ from random import Random
 from typing import Any
 
 PARTS = ("plain", "crash", "race", "sql", "bank", "bugs", "tpch")
+CASES = 10_000
 HISTORIES = 6
 """Histories for each random query: reading a definition costs more than a history."""
+PLAIN = 20
+"""Cases without Spark for each of them: they cost a fraction."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `./run faults views`."""
     parser.add_argument("--seed", type=int, default=1, help="the first seed (default 1)")
-    parser.add_argument("--cases", type=int, help="how many cases (default 1000)")
+    parser.add_argument("--cases", type=int, help=f"how many cases (default {CASES})")
     parser.add_argument("--minutes", type=float, help="how long, instead of --cases")
     parser.add_argument("--only", choices=PARTS, help="only this part")
     parser.add_argument("--history", type=int, help="only this history of each query")
@@ -89,14 +94,14 @@ def _tpch(chosen: argparse.Namespace) -> int:
 
 
 def _cases(chosen: argparse.Namespace) -> int:
-    """Rounds of all parts: of a hundred cases about seventy are SQL."""
+    """Rounds of all parts: of four cases about one is Spark's, three are without it."""
     started = time.monotonic()
     tally = Tally()
     spark: Any = None
     if chosen.only in (None, "sql"):
         spark = _session()
     deadline = started + 60 * chosen.minutes if chosen.minutes is not None else None
-    goal = chosen.cases if chosen.cases is not None else 1000 if deadline is None else 1 << 62
+    goal = chosen.cases if chosen.cases is not None else CASES if deadline is None else 1 << 62
 
     def done() -> bool:
         return tally.total >= goal or (deadline is not None and time.monotonic() > deadline)
@@ -125,10 +130,12 @@ def _round(chosen: argparse.Namespace, tally: Tally, seed: int, spark: Any, done
     if chosen.only in (None, "sql"):
         _sql(chosen, tally, seed, spark, again)
     if chosen.only in (None, "plain"):
-        tally.cases["plain"] += 1
-        wrong = views_plain.counter_example(str(seed))
-        if wrong:
-            tally.wrong.append(f"{wrong}\n{again} plain")
+        for number in [seed] if chosen.only else range(seed * PLAIN, (seed + 1) * PLAIN):
+            tally.cases["plain"] += 1
+            wrong = views_plain.counter_example(str(number))
+            if wrong:
+                once = f"--seed {number} --cases 1 --only plain"
+                tally.wrong.append(f"{wrong}\nagain: ./run faults views {once}")
     if chosen.only in (None, "crash") and (chosen.only or seed % 32 == 0):
         tally.cases["crash"] += 1
         case = views_plain.plain_case(f"crash{seed}")
@@ -185,7 +192,8 @@ def _bank(chosen: argparse.Namespace) -> int:
     seed = chosen.seed
     while not days or time.monotonic() < deadline:
         chance = Random(f"days/{seed}")
-        events = ["driver", "jvm", "two drivers", *chance.choices(("driver", "jvm"), k=5)]
+        kinds = ("driver", "jvm", "worker")
+        events = [*kinds, "two drivers", *chance.choices(kinds, k=4)]
         chance.shuffle(events)
         with _folder() as folder:
             days.append(day(folder, str(seed), events))
@@ -201,7 +209,7 @@ def _bank(chosen: argparse.Namespace) -> int:
         "transfers": sum(one.audit.entries for one in days),
         "commits": sum(one.audit.commits for one in days),
         "reads": sum(one.reads for one in days),
-        "kills": {k: sum(one.kills[k] for one in days) for k in ("driver", "jvm", "two drivers")},
+        "kills": dict(sum((one.kills for one in days), Counter[str]())),
         "wrong": wrong,
     }
     if chosen.json:

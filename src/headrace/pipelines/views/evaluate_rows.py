@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from headrace.errors import ExpressionFailed
+from headrace.errors import ExpressionFailed, SparkFailed
 from headrace.pipelines.views.catalyst import Catalyst, Java
 
 ROWS_A_BATCH = 1 << 20
@@ -151,20 +151,33 @@ STATE = re.compile(r"SQLSTATE: (?!XX)")
 def failing(place: str) -> Iterator[None]:
     """Turn what Spark says of a row into `ExpressionFailed`, with Spark's message.
 
-    Only that: a JVM without memory, a lost executor or a full disk say nothing about rows, which
-    must not be set aside for it; these errors pass as they are.
+    Only that: a JVM without memory, a lost worker or a full disk say nothing about rows, which must
+    not be set aside for it; these become `SparkFailed`.
     """
-    from py4j.protocol import Py4JJavaError
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
-    except (PySparkException, Py4JJavaError) as error:
+    except (PySparkException, Py4JError) as error:
         java = getattr(error, "java_exception", None)
         message = str(error) if java is None else str(java)
-        if "Traceback (most recent call last)" not in message and not STATE.search(message):
-            raise
-        raise _failed(message, place) from error
+        if "Traceback (most recent call last)" in message or STATE.search(message):
+            raise _failed(message, place) from error
+        raise spark_failed(error, place) from error
+
+
+def spark_failed(error: Exception, place: str) -> SparkFailed:
+    """Name an error of Spark's that is no row's fault; the innermost of several says most."""
+    from py4j.protocol import Py4JError
+
+    said, java = str(error), getattr(error, "java_exception", None)
+    try:
+        while java is not None:
+            said, java = str(java.getMessage() or said), java.getCause()
+    except Py4JError:  # the JVM is gone
+        pass
+    return SparkFailed(" ".join(said.split())[:300].rstrip("."), place=place)
 
 
 def _failed(message: str, place: str) -> ExpressionFailed:

@@ -91,7 +91,7 @@ class Executors:
             (bare, state, folder, seed, [_ipc(parts[number]) for parts in cut])
             for number in range(self._parts)
         ]
-        done = self._context.parallelize(tasks, self._parts).map(run_part).collect()
+        done = self._run(tasks, node.origin)
         outputs: list[pa.RecordBatch] = []
         added: dict[str, list[pa.RecordBatch]] = {}
         for answer in done:
@@ -103,6 +103,17 @@ class Executors:
                 added.setdefault(name, []).append(_batch(data))
         merged = {name: pa.concat_batches(parts) for name, parts in added.items()}
         return Step(joined(outputs, node.columns), merged)
+
+    def _run(self, tasks: list[tuple[Any, ...]], place: str) -> list[Any]:
+        """The answers of the tasks, in their order."""
+        from py4j.protocol import Py4JError
+
+        from headrace.pipelines.views.evaluate_rows import spark_failed
+
+        try:
+            return self._context.parallelize(tasks, self._parts).map(run_part).collect()
+        except Py4JError as error:
+            raise spark_failed(error, place) from error
 
 
 def split_keys(node: Node) -> list[Sequence[int]] | None:

@@ -5,10 +5,14 @@ count over columns, and a quotient above. An average is a sum and a count, and a
 expression that Spark itself evaluates over them (bound by the ids of its buffer). Where one of the
 functions is not among the calls, the whole Aggregate is regrouped: Spark computes the touched
 groups as it is. An Aggregate without functions is a Distinct of its keys.
+
+The calls stand in an order of their own, not in the user's: whoever puts the columns of a select in
+another order keeps the state, since only the projection above changes.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,6 +20,7 @@ from headrace.pipelines.views import algebra
 from headrace.pipelines.views.catalyst import Attribute, Java, items, kind_of
 from headrace.pipelines.views.evaluate_plan import Leaf, Operator
 from headrace.pipelines.views.lift import Lifter, Pending, text
+from headrace.pipelines.views.lift_fingerprint import Numbering
 from headrace.pipelines.views.lift_join import with_columns
 from headrace.pipelines.views.refusals import (
     COLLECTORS,
@@ -68,6 +73,7 @@ def lift_aggregate(lifter: Lifter, java: Java) -> Pending:
         replaced.append(new)
     if not wanted and not groupings:
         wanted.append(_Wanted("count", None, None, _long(lifter), "error"))
+    _sort(wanted, below)
     pre, keys, calls = _arguments(lifter, below, groupings, wanted)
     node = lifter.node(pre)
     key_columns = tuple(pre.output[position] for position in keys)
@@ -86,6 +92,24 @@ def lift_aggregate(lifter: Lifter, java: Java) -> Pending:
 
 def _long(lifter: Lifter) -> Attribute:
     return lifter.bridge.new_attribute("count", lifter.bridge.datatype('"long"'))
+
+
+def _sort(wanted: list[_Wanted], below: Pending) -> None:
+    """Put calls into an order that follows from what they compute, whoever asks first."""
+    known: dict[int, int | str] = {
+        attribute.id: f"{position:06}" for position, attribute in enumerate(below.output)
+    }
+    for node, leaf in zip(below.nodes, below.leaves, strict=True):
+        if isinstance(node, algebra.Scan):  # its columns go by name: there may be more of them soon
+            known |= {attribute.id: attribute.name for attribute in leaf}
+
+    def spelled(call: _Wanted) -> str:
+        expressions = [
+            each and Numbering(known).canonical(each) for each in (call.argument, call.filter)
+        ]
+        return json.dumps([call.kind, *expressions, call.result.type, call.overflow])
+
+    wanted.sort(key=spelled)
 
 
 def _arguments(
