@@ -18,21 +18,30 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from xxhash import xxh3_64_hexdigest
 
 import headrace as hr
 from headrace import errors
+from headrace.capture.postgres import capture as capturing
+from headrace.capture.postgres import settings as asked
+from headrace.capture.postgres.prepare import reached
+from headrace.capture.postgres.protocol import frame
+from headrace.capture.postgres.transactions import Assembler
+from headrace.capture.postgres.values import PgType, arrow_type, convert
 from headrace.cli.main import as_usage, cli
 from headrace.log.embedded import system
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.producer import Producer
+from headrace.testing.postgres import Server, fresh_database
+from tests.capture.provocations import PROVOCATIONS as OF_RESUME
 from tests.log.kit import Child, Machine, flip, machine_log
 from tests.pipelines.provocations import PROVOCATIONS as OF_VIEWS
 
@@ -46,6 +55,14 @@ class Bench:
     folder: str
     stack: ExitStack
     patch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest
+
+    @property
+    def postgres(self) -> Server:
+        """A PostgreSQL server, started when it is first asked for."""
+        server = self.request.getfixturevalue("postgres")
+        assert isinstance(server, Server)
+        return server
 
     def log(self, **settings: Any) -> EmbeddedLog:
         """A log with the topic t (a bigint not null, b string, key a, two partitions)."""
@@ -458,6 +475,134 @@ for view_code, view_provocations in OF_VIEWS.items():
         provokes(view_code)(of_view(view_provocation))
 
 
+# --- capture: values ------------------------------------------------------------------------------
+
+
+@provokes("HR-CAPTURE-020")
+def composite_type(bench: Bench) -> None:
+    arrow_type(PgType(16400, "address", "c"), column="home")
+
+
+@provokes("HR-CAPTURE-021")
+def not_a_number_as_decimal(bench: Bench) -> None:
+    convert_one(b"NaN", PgType(1700, "numeric", "b"), (5 << 16 | 2) + 4)
+
+
+@provokes("HR-CAPTURE-021")
+def timestamp_beyond_64_bits(bench: Bench) -> None:
+    convert_one(b"294276-12-31 23:59:59", PgType(1114, "timestamp", "b"))
+
+
+@provokes("HR-CAPTURE-021")
+def two_dimensions(bench: Bench) -> None:
+    integer = PgType(23, "int4", "b")
+    convert_one(b"{{1},{2}}", PgType(1007, "_int4", "b", element=integer))
+
+
+@provokes("HR-CAPTURE-021")
+def not_as_the_server_prints(bench: Bench) -> None:
+    convert_one(b"17.3.2024", PgType(1082, "date", "b"))
+
+
+def convert_one(text: bytes, pg_type: PgType, modifier: int = -1) -> None:
+    convert(pa.array([text]), pg_type, modifier, column="a")
+
+
+# --- capture: the replication stream --------------------------------------------------------------
+
+
+@provokes("HR-CAPTURE-022")
+def message_of_no_known_kind(bench: Bench) -> None:
+    Assembler().feed(b"?", 0x16B3748)
+
+
+@provokes("HR-CAPTURE-022")
+def frame_cut_short(bench: Bench) -> None:
+    frame(b"w\0\0")
+
+
+# --- capture: while it runs -----------------------------------------------------------------------
+
+
+@provokes("HR-CAPTURE-023")
+def row_that_the_log_does_not_have(bench: Bench) -> None:
+    log = bench.log()
+    with (
+        fresh_database(bench.postgres, "provoked") as name,
+        bench.postgres.connect(name) as source,
+    ):
+        source.execute("create table t(id int primary key, a int)")
+        source.execute("insert into t values (1, 1)")
+        capture = capturing.Capture(log, "shop", bench.postgres.dsn(name))
+        capture.run("caught up")
+        log.append("shop.public.t", [{"id": 1, "a": 1, "_weight": -1}])
+        source.execute("update t set a = 2")
+        capture.run("caught up")
+
+
+@provokes("HR-CAPTURE-024")
+def database_that_is_away(bench: Bench) -> None:
+    bench.patch.setattr(capturing, "PATIENCE_SECONDS", 0.0)
+    capturing.Capture(bench.log(), "shop", "host=127.0.0.1 port=1 dbname=nowhere").run("caught up")
+
+
+# --- capture: as it is asked for ------------------------------------------------------------------
+
+
+@provokes("HR-CAPTURE-025")
+def psycopg_not_installed(bench: Bench) -> None:
+    bench.patch.setitem(sys.modules, "psycopg", None)
+    hr.capture(bench.log(), "shop", "host=127.0.0.1 dbname=shop")
+
+
+@provokes("HR-CAPTURE-026")
+def capture_that_was_not_added(bench: Bench) -> None:
+    hr.capture(bench.log(), "shop")
+
+
+@provokes("HR-CAPTURE-027")
+def two_captures_of_one_name(bench: Bench) -> None:
+    log = bench.log()
+    for _ in range(2):
+        asked.add(log, "shop", asked.Settings("host=127.0.0.1 dbname=shop"))
+
+
+@provokes("HR-CAPTURE-028")
+def capture_of_no_table(bench: Bench) -> None:
+    command = ["capture", "add", "shop", bench.postgres.dsn(), "--log", bench.folder]
+    cli.main([*command, "--tables", "nothing.*"], standalone_mode=False)
+
+
+@provokes("HR-CAPTURE-028")
+def statement_that_is_refused(bench: Bench) -> None:
+    with reached(bench.postgres.dsn()) as connection:
+        connection.execute("drop publication nothing")
+
+
+# --- capture: started again; the other ways to each of these are in tests/capture/test_resume.py --
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+def of_resume(code: str) -> Provocation:
+    provocation = OF_RESUME[code][0]
+
+    def function(bench: Bench) -> None:
+        with fresh_database(bench.postgres, "provoked") as database:
+            provocation(bench.postgres, database)
+
+    function.__name__ = provocation.__name__
+    return function
+
+
+for resume_code in OF_RESUME:
+    provokes(resume_code)(of_resume(resume_code))
+
+
 # --- the walk -------------------------------------------------------------------------------------
 
 HOLES = re.compile(r"\{[a-z_.]*\}|\bNone\b|<[a-z_. ]+ object|%[sd]|\S  +|\bTODO\b")
@@ -487,12 +632,16 @@ def test_nothing_else_is_provoked() -> None:
 
 @pytest.mark.parametrize(("code", "provocation"), CASES)
 def test_an_error_says_what_where_and_what_to_do(
-    code: str, provocation: Provocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str,
+    provocation: Provocation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Provoked, an error has its code, a fact, a place, a reason and a fix, and no holes. R-D3"""
     with ExitStack() as stack:
         stack.callback(monkeypatch.undo)
-        bench = Bench(str(tmp_path / "log"), stack, monkeypatch)
+        bench = Bench(str(tmp_path / "log"), stack, monkeypatch, request)
         with pytest.raises(errors.HeadraceError) as caught:
             provocation(bench)
     error = caught.value

@@ -32,7 +32,7 @@ TURN = VENV / ".setup-lock"  # not .venv/.lock: uv itself locks that one, and wo
 # where PYTHONDONTWRITEBYTECODE is set.
 COMPILED = (
     *("_pytest", "click", "hypothesis", "numpy", "pandas"),
-    *("polars", "py4j", "pyarrow", "pyspark", "xxhash"),
+    *("polars", "psycopg", "py4j", "pyarrow", "pyspark", "xxhash"),
 )
 
 # pyspark comes as source, 450 MB: packing its wheel without compressing it halves the time.

@@ -13,13 +13,16 @@ Heavy modules are imported on first use, so that `import headrace` and `headrace
 
 from __future__ import annotations
 
+import importlib
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace import errors
 from headrace.settings import LogSettings
 
 if TYPE_CHECKING:
+    from headrace.capture.postgres.capture import Capture
     from headrace.log.embedded.log import EmbeddedLog
     from headrace.log.producer import Producer
     from headrace.log.transaction import Transaction
@@ -41,6 +44,9 @@ _LAZY = {
     "Pipeline": "headrace.pipelines.pipeline",
 }
 
+# The function `capture` has the name of a package. Loaded later, the package would take its place.
+importlib.import_module("headrace.capture")
+
 
 def connect(target: str | os.PathLike[str], *, create: bool = True, **settings: Any) -> EmbeddedLog:
     """Open a log: a folder, which is made if it is not there (unless `create` is False).
@@ -61,12 +67,31 @@ def connect(target: str | os.PathLike[str], *, create: bool = True, **settings: 
     return EmbeddedLog(name, chosen, create=create)
 
 
+def capture(
+    log: EmbeddedLog,
+    name: str,
+    dsn: str | None = None,
+    tables: Sequence[str] | None = None,
+    **options: Any,
+) -> Capture:
+    """A capture of a PostgreSQL database into topics `NAME.schema.table`; `run` it.
+
+    `tables` are patterns, as "public.*" or "!public.tmp_*"; by default all of schema `public`.
+    `dsn` and `tables` are kept in the log, without the password: left out, they are as last time.
+    `options` are those of `Capture`, e.g. `numeric_as_text=True`.
+    """
+    from headrace.capture.postgres.client import need_psycopg
+
+    need_psycopg()
+    from headrace.capture.postgres.entry import entered
+
+    return entered(log, name, dsn, tables, options)
+
+
 def __getattr__(name: str) -> Any:
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module 'headrace' has no attribute '{name}'")
-    import importlib
-
     return getattr(importlib.import_module(module), name)
 
 
@@ -81,6 +106,7 @@ __all__ = [
     "Transaction",
     "Writer",
     "__version__",
+    "capture",
     "connect",
     "errors",
 ]

@@ -644,6 +644,18 @@ class PlanReaderFailed(UsageError):
     fix = "install a Spark that is supported (4.3), or say refresh='full' for all views"
 
 
+class SparkFailed(TransientError):
+    """Spark could not do its part, whatever the rows are."""
+
+    code = "HR-VIEW-010"
+    title = "Spark could not do its part of a batch"
+    why = (
+        "a Python worker or an executor was lost again and again, or the JVM has ended or has no "
+        "memory left; it is no fault of a row, and nothing of the batch was committed"
+    )
+    fix = "run the pipeline again: it goes on after its last commit; the message is Spark's own"
+
+
 class BadPipeline(UsageError):
     """A pipeline, an input or a view is not declared as it must be."""
 
@@ -651,3 +663,270 @@ class BadPipeline(UsageError):
     title = "a pipeline is not declared as it must be"
     why = "names are unique, views read inputs and other views by name, and keys are their columns"
     fix = "change the declaration at the place named"
+
+
+# --- capture --------------------------------------------------------------------------------------
+
+
+class OtherCluster(UsageError):
+    """The address of a capture leads to another server than before."""
+
+    code = "HR-CAPTURE-001"
+    title = "the address leads to another server than before"
+    why = (
+        "each PostgreSQL server has a system identifier from the day it was made, and a position "
+        "of one server means nothing on another"
+    )
+    fix = "correct the address; if the data has moved there for good, add a new capture"
+
+
+class OtherDatabase(UsageError):
+    """The address of a capture leads to another database of the server than before."""
+
+    code = "HR-CAPTURE-002"
+    title = "the address leads to another database of the server than before"
+    why = (
+        "a slot and a publication belong to one database, which is known by its oid: "
+        "a database that was dropped and made again under its name is another one"
+    )
+    fix = "correct the database in the address; if it was made again, add a new capture"
+
+
+class OtherTimeline(UsageError):
+    """The server went back in its history, or a standby took its place."""
+
+    code = "HR-CAPTURE-003"
+    title = "the server's history is no longer the one the log has"
+    why = (
+        "after a failover or a recovery from a backup the same positions can mean other changes, "
+        "and changes that the log has may not have happened there"
+    )
+    fix = (
+        "connect to the server that was captured, if it still runs; else remove the capture and "
+        "add it again: the tables are read anew"
+    )
+
+
+class SlotMissing(UsageError):
+    """The replication slot of a capture is gone."""
+
+    code = "HR-CAPTURE-004"
+    title = "the replication slot is gone"
+    why = (
+        "the slot keeps the changes that were not fetched yet; since it was dropped the server "
+        "may have thrown them away, and a new slot would begin after them"
+    )
+    fix = "remove the capture and add it again: the tables are read anew, and compared"
+
+
+class SlotRecreated(UsageError):
+    """The replication slot has the name, but is not the one the capture made."""
+
+    code = "HR-CAPTURE-005"
+    title = "the replication slot was made anew"
+    why = (
+        "a slot made anew, or moved on by hand as far as that, begins later than the log ends: "
+        "the changes between are lost to it, and the server would not say so"
+    )
+    fix = "remove the capture and add it again: the tables are read anew, and compared"
+
+
+class SlotInvalidated(UsageError):
+    """The server has given up the slot, and the changes that it kept."""
+
+    code = "HR-CAPTURE-006"
+    title = "the server has given up the replication slot"
+    why = (
+        "the slot held back more WAL than max_slot_wal_keep_size allows, or was idle for longer "
+        "than idle_replication_slot_timeout, or rows of the catalog that it needs were removed"
+    )
+    fix = (
+        "remove the capture and add it again: the tables are read anew; raise the limit, or keep "
+        "the capture running"
+    )
+
+
+class SlotInUse(TransientError):
+    """Another process, or another log, uses the slot of this capture."""
+
+    code = "HR-CAPTURE-007"
+    title = "the replication slot is used by somebody else"
+    why = (
+        "two readers of one slot take the changes away from each other; a capture that was "
+        "killed can seem to use it until wal_sender_timeout (60 seconds by default) has passed"
+    )
+    fix = "stop the other capture, or give this one a slot of its own; else wait and start again"
+
+
+class LogRestored(UsageError):
+    """The log is older than it once was: it was restored from a backup."""
+
+    code = "HR-CAPTURE-008"
+    title = "the log is older than what it has confirmed to the server"
+    why = (
+        "the capture's note in the database says that this log once was further; the log was "
+        "restored from a backup, and the server no longer has the changes since then"
+    )
+    fix = (
+        "go back to the newer log, if it is still there; else remove the capture and add it "
+        "again: the tables are read anew, and compared"
+    )
+
+
+class SlotAhead(UsageError):
+    """The slot was moved past what the log has."""
+
+    code = "HR-CAPTURE-009"
+    title = "the replication slot is ahead of the log"
+    why = (
+        "a capture confirms only what its log has on disk, so somebody else has read from the "
+        "slot or moved it, or the log was restored from a backup; the changes between are lost"
+    )
+    fix = (
+        "find out who uses the slot, then remove the capture and add it again: the tables are "
+        "read anew, and compared"
+    )
+
+
+class PublicationDropped(UsageError):
+    """The publication of a capture is gone, or was made anew."""
+
+    code = "HR-CAPTURE-010"
+    title = "the publication is gone or was made anew"
+    why = (
+        "the server sends the changes of published tables only, as they were published when the "
+        "change was made; those made without the publication never come"
+    )
+    fix = (
+        "make the publication again, then read the tables anew: headrace capture snapshot; "
+        "headrace capture check says the statement"
+    )
+
+
+class TableLeftPublication(UsageError):
+    """A captured table is not published, or not with all of its changes."""
+
+    code = "HR-CAPTURE-011"
+    title = "a captured table was taken out of the publication"
+    why = "changes made while a table is not wholly published never come, also after it is again"
+    fix = (
+        "put the table back, then read it anew: headrace capture snapshot TABLE; or leave it out "
+        "of the capture"
+    )
+
+
+class NoReplicaIdentity(UsageError):
+    """The changes of a table do not say which row they change."""
+
+    code = "HR-CAPTURE-012"
+    title = "a table has nothing by which its rows are known in the stream"
+    why = (
+        "updates and deletes name their row by the replica identity; without one PostgreSQL "
+        "refuses them, as soon as the table is published"
+    )
+    fix = (
+        "give the table a primary key, or a unique index over columns that are not null and "
+        "ALTER TABLE ... REPLICA IDENTITY USING INDEX, or REPLICA IDENTITY FULL"
+    )
+
+
+class TypeNotCarried(UsageError):
+    """A column has a type that a capture cannot carry."""
+
+    code = "HR-CAPTURE-020"
+    title = "a column has a type that is not carried"
+    why = (
+        "values of composite and pseudo types, and arrays and domains of them, have no column "
+        "type of the log that keeps all of their parts"
+    )
+    fix = (
+        "leave the column out of the publication (a column list), or keep its parts in columns "
+        "of their own, or as jsonb"
+    )
+
+
+class ValueNotCarried(UsageError):
+    """A value of the source has no place in the column's type."""
+
+    code = "HR-CAPTURE-021"
+    title = "a value has no place in the column's type"
+    why = (
+        "decimals have no NaN and no infinity, and a capture does not put another value "
+        "in the place of one it cannot carry"
+    )
+    fix = 'capture numerics as text (numeric="text"), or correct the row at the source'
+
+
+class BadReplicationData(DamageError):
+    """What came over a replication connection is not the protocol."""
+
+    code = "HR-CAPTURE-022"
+    title = "the replication stream cannot be read"
+    why = (
+        "a message has another length, kind or order than the protocol of pgoutput says; guessing "
+        "on would mean wrong rows, so the capture stops before the transaction concerned"
+    )
+    fix = (
+        "start the capture again, the server sends the transaction anew; if it happens again, "
+        "report the message with the versions of the server and of Headrace"
+    )
+
+
+class BeforeImageMissing(DamageError):
+    """A change takes away a row that the log does not have."""
+
+    code = "HR-CAPTURE-023"
+    title = "a row that changes in the database is not in the log"
+    why = (
+        "the topic of a captured table holds every row of the table, so the row before a change "
+        "is known; here it is not: somebody else has written to the topic, or rows were lost"
+    )
+    fix = "read the table anew: headrace capture snapshot TABLE"
+
+
+class SourceAway(TransientError):
+    """The database of a capture cannot be reached."""
+
+    code = "HR-CAPTURE-024"
+    title = "the database of a capture cannot be reached"
+    why = "the server is down, the address is wrong, or the network is"
+    fix = "start the server or correct the address; a running capture goes on by itself"
+
+
+class NoPsycopg(UsageError):
+    """Captures need the client library of PostgreSQL, and it is not installed."""
+
+    code = "HR-CAPTURE-025"
+    title = "the client library of PostgreSQL is not installed"
+    why = "changes are captured through psycopg; the base install does without it"
+    fix = "pip install 'headrace[postgres]'"
+
+
+class UnknownCapture(UsageError):
+    """The log has no capture of that name."""
+
+    code = "HR-CAPTURE-026"
+    title = "there is no capture of that name in the log"
+    why = "a capture is known by the name under which it was added to this log"
+    fix = "see 'headrace capture status'; 'headrace capture add NAME ADDRESS' makes one"
+
+
+class CaptureExists(UsageError):
+    """The log has a capture of that name already."""
+
+    code = "HR-CAPTURE-027"
+    title = "the log has a capture of that name already"
+    why = "its topics, its slot and its publication are named after it"
+    fix = "choose another name, or remove the other one: headrace capture remove NAME"
+
+
+class SourceNotReady(UsageError):
+    """The server would not let the capture work, or lacks what it needs."""
+
+    code = "HR-CAPTURE-028"
+    title = "the database is not ready to be captured"
+    why = "a setting, a right, the publication or a table's identity is missing"
+    fix = (
+        "run the statements that 'headrace capture check' shows, or let '--fix' run those that "
+        "need no restart of the server"
+    )

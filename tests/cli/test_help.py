@@ -10,8 +10,10 @@ import pytest
 
 from tests.cli.conftest import Headrace
 
+CAPTURE = ("add", "run", "status", "snapshot", "pause", "resume", "remove", "check")
 COMMANDS = [
     *(("topic", name) for name in ("create", "ls", "show", "append", "read", "tail", "alter")),
+    *(("capture", name) for name in CAPTURE),
     ("table", "get"),
     ("table", "scan"),
     ("log", "check"),

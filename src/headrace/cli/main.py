@@ -20,6 +20,7 @@ from headrace.errors import BadUsage, HeadraceError, nearest
 # Command -> the line that --help shows, so that --help imports none of them. A file need not be
 # there yet: then there is no such command.
 COMMANDS = {
+    "capture": "Take the changes of a PostgreSQL database into the log.",
     "demo": "Show the log alive, on this machine, in a minute.",
     "explain": "Explain an error by its code; without a code, list them all.",
     "log": "Check a log and see what is in it.",

@@ -4,6 +4,7 @@
 ./run faults log --workload plain --seed 7 --at 120:4      one violation again
 ./run faults bugs                           every seeded bug, and what catches it
 ./run faults views --seed 7 --cases 10000   random views against references; see `views_faults`
+./run faults capture --seed 7 --minutes 5   captures of PostgreSQL, killed; see `capture_faults`
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from headrace.testing import views_faults
+from headrace.testing import capture_faults, views_faults
 from headrace.testing.crashes import Round, one_round, replay
 from headrace.testing.explore import Limits, Tally
 from headrace.testing.workloads import WORKLOADS
@@ -40,9 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bugs.add_argument("--json", action="store_true", help="the table as one JSON object")
     views = commands.add_parser("views", help="random views, crashes of drivers, the bank")
     views_faults.add_arguments(views)
+    capture = commands.add_parser("capture", help="captures of PostgreSQL, and what kills them")
+    capture_faults.add_arguments(capture)
     chosen = parser.parse_args(arguments)
     if chosen.command == "views":
         return views_faults.main(chosen)
+    if chosen.command == "capture":
+        return capture_faults.main(chosen)
     if chosen.command == "bugs":
         return _bugs(chosen)
     return _log(chosen)

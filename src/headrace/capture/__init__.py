@@ -1,0 +1,1 @@
+"""Capture: the changes of databases, written to the log."""

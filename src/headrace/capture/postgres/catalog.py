@@ -1,0 +1,431 @@
+"""What the server says of itself: who it is, its tables and types, the publication, the slot.
+
+Everything here only reads, except `write_note`. Positions are integers, as in the stream; the text
+`16/B374D848` is made and read by `lsn_text` and `lsn_number`.
+
+**The note.** A slot knows how far it was confirmed, not by whom. So the capture leaves a line of
+its own in the database, as the comment of its publication: the log's id, how often the capture was
+started, and a position up to which the log has everything on disk. `resume` compares it with what
+the log knows. The comment needs no table and no right beyond owning the publication; where the
+capture does not own it, or a person has written a comment there, there is no note.
+
+**Timelines.** The control file names the timeline of the last checkpoint, which for a while after
+a promotion is still the old one. The name of the current WAL file has the one that is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import namedtuple_row
+
+from headrace.capture.postgres.values import PgType
+
+Connection = psycopg.Connection[Any]
+TableName = tuple[str, str]
+"""Schema and table."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which server and database this is."""
+
+    system_id: str
+    """Made by initdb; the same on all standbys and copies of one server."""
+    timeline: int
+    """Grows by one with each promotion and each recovery to a point in time."""
+    database: str
+    database_oid: int
+    version: int
+    """As in `server_version_num`: 180006 is 18.6."""
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """A replication slot, as `pg_replication_slots` has it."""
+
+    name: str
+    plugin: str | None
+    """None: a physical slot."""
+    database: str | None
+    active: bool
+    active_pid: int | None
+    confirmed_flush: int | None
+    restart: int | None
+    wal_status: str | None
+    invalidation_reason: str | None
+    two_phase: bool
+    failover: bool
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A publication; `tables` are those it resolves to now, roots of partitions if `via_root`."""
+
+    name: str
+    oid: int
+    owner: str
+    tables: frozenset[TableName]
+    members: Mapping[TableName, int]
+    """The oid of the entry by which a table named in the publication is in it. A table that was
+    taken out and put back has another one. Those in it by their schema or by `all_tables`: 0."""
+    all_tables: bool
+    via_root: bool
+    insert: bool
+    update: bool
+    delete: bool
+    truncate: bool
+    filtered: frozenset[TableName]
+    """Those with a row filter: not all of their changes come."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """What the capture left in the database: see the top of this module."""
+
+    log: str
+    starts: int
+    confirmed: int
+
+
+@dataclass(frozen=True)
+class ColumnInfo:
+    """A column of a table."""
+
+    name: str
+    number: int
+    """`attnum`: stays the same when the column is renamed, and is never used again."""
+    type: PgType
+    modifier: int
+    not_null: bool
+    default: str | None
+    """The expression."""
+    missing: str | None
+    """The value, as text, that rows have which are older than the column (a fast default)."""
+    generated: str
+    """`s` stored, `v` virtual, empty: not generated. Generated columns are not in the stream."""
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """A table that can be captured: an ordinary one, or the root of a partitioned one."""
+
+    schema: str
+    name: str
+    oid: int
+    partitioned: bool
+    unlogged: bool
+    columns: tuple[ColumnInfo, ...]
+    key: tuple[str, ...]
+    """The columns of the primary key, in its order."""
+    replica_identity: str
+    """d default (the key), i an index, f full rows, n nothing; of partitions, the poorest."""
+    identity: tuple[str, ...]
+    """The columns by which updates and deletes name a row in the stream; empty: by none."""
+    rows: int
+    """The planner's estimate; -1: never analysed."""
+    bytes: int
+    selectable: bool
+    """Whether we may read all of it."""
+
+
+def lsn_number(text: str) -> int:
+    """Read a position: `16/B374D848`."""
+    high, low = text.split("/")
+    return int(high, 16) << 32 | int(low, 16)
+
+
+def lsn_text(number: int) -> str:
+    """Write a position as PostgreSQL does."""
+    return f"{number >> 32:X}/{number & 0xFFFFFFFF:X}"
+
+
+def quoted(name: TableName) -> str:
+    """Write a table's name as it stands in a statement."""
+    return ".".join(map(identifier, name))
+
+
+def identifier(name: str) -> str:
+    """Write a name as it stands in a statement: always quoted, as it may be a keyword."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def identity(connection: Connection) -> Identity:
+    """Say which server and database this connection leads to."""
+    row = _one(
+        connection,
+        """
+        select system_identifier::text as system_id,
+          case when pg_is_in_recovery() then (select timeline_id from pg_control_checkpoint())
+            else ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
+          end as timeline,
+          datname as database, d.oid::bigint as database_oid,
+          current_setting('server_version_num')::int as version
+        from pg_control_system(), pg_database d where datname = current_database()
+        """,
+    )
+    return Identity(*row)
+
+
+def lsn(connection: Connection) -> int:
+    """The position up to which the server has written its WAL."""
+    row = _one(
+        connection,
+        """
+        select case when pg_is_in_recovery() then pg_last_wal_replay_lsn()
+          else pg_current_wal_lsn() end::text
+        """,
+    )
+    return lsn_number(row[0])
+
+
+def slot(connection: Connection, name: str) -> SlotState | None:
+    """Describe a slot of the server, whatever its database; None if there is none.
+
+    Taken as JSON, because versions differ in which columns there are.
+    """
+    query = "select to_jsonb(s) from pg_replication_slots s where slot_name = %s"
+    row = connection.execute(query, [name]).fetchone()
+    if row is None:
+        return None
+    found: Mapping[str, Any] = row[0]
+    reason = found.get("invalidation_reason")
+    if reason is None and (found["wal_status"] == "lost" or found.get("conflicting")):
+        reason = "wal_removed" if found["wal_status"] == "lost" else "conflict"
+    return SlotState(
+        name=found["slot_name"],
+        plugin=found["plugin"],
+        database=found["database"],
+        active=found["active"],
+        active_pid=found["active_pid"],
+        confirmed_flush=_position(found["confirmed_flush_lsn"]),
+        restart=_position(found["restart_lsn"]),
+        wal_status=found["wal_status"],
+        invalidation_reason=reason,
+        two_phase=found.get("two_phase", False),
+        failover=found.get("failover", False),
+    )
+
+
+def publication(connection: Connection, name: str) -> Publication | None:
+    """Describe a publication of this database; None if there is none."""
+    query = """
+        select oid::bigint, pubowner::regrole::text as owner, puballtables, pubviaroot,
+          pubinsert, pubupdate, pubdelete, pubtruncate
+        from pg_publication where pubname = %s
+        """
+    found = _rows(connection, query, [name])
+    if not found:
+        return None
+    query = "select schemaname, tablename from pg_publication_tables where pubname = %s"
+    tables = frozenset((schema, table) for schema, table in _rows(connection, query, [name]))
+    query = """
+        select nspname, relname, r.oid::bigint, to_jsonb(r) ->> 'prqual' is not null as filtered
+        from pg_publication p join pg_publication_rel r on r.prpubid = p.oid
+        join pg_class c on c.oid = r.prrelid join pg_namespace n on n.oid = c.relnamespace
+        where pubname = %s
+        """
+    named = {(row.nspname, row.relname): row for row in _rows(connection, query, [name])}
+    one = found[0]
+    return Publication(
+        name=name,
+        oid=one.oid,
+        owner=one.owner,
+        tables=tables,
+        members={table: named[table].oid if table in named else 0 for table in tables},
+        all_tables=one.puballtables,
+        via_root=one.pubviaroot,
+        insert=one.pubinsert,
+        update=one.pubupdate,
+        delete=one.pubdelete,
+        truncate=one.pubtruncate,
+        filtered=frozenset(table for table, row in named.items() if row.filtered),
+    )
+
+
+def note(connection: Connection, publication: str) -> Note | None:
+    """Read the note; None if there is none, or a comment that is not ours."""
+    query = """
+        select obj_description(oid, 'pg_publication') from pg_publication where pubname = %s
+        """
+    row = connection.execute(query, [publication]).fetchone()
+    return _read_note(row[0] if row else None)
+
+
+def write_note(connection: Connection, publication: str, note: Note) -> bool:
+    """Leave the note; False where we may not, or where a comment stands that is not ours.
+
+    To be called only when the log has on disk what the note says.
+    """
+    query = """
+        select obj_description(oid, 'pg_publication'), pg_has_role(pubowner, 'usage')
+        from pg_publication where pubname = %s
+        """
+    row = connection.execute(query, [publication]).fetchone()
+    if row is None or not row[1] or (row[0] and _read_note(row[0]) is None):
+        return False
+    text = f"headrace log={note.log} starts={note.starts} confirmed={lsn_text(note.confirmed)}"
+    connection.execute(
+        sql.SQL("comment on publication {} is {}").format(sql.Identifier(publication), text)
+    )
+    return True
+
+
+def _read_note(text: str | None) -> Note | None:
+    pattern = r"headrace log=(\S+) starts=(\d+) confirmed=([0-9A-F]+/[0-9A-F]+)"
+    match = re.fullmatch(pattern, text or "")
+    return Note(match[1], int(match[2]), lsn_number(match[3])) if match else None
+
+
+def chosen(table: TableName, patterns: Iterable[str]) -> bool:
+    """Whether patterns choose a table: one without `!` fits, and none with `!`."""
+    patterns = list(patterns)
+    wanted = any(fits(table, one) for one in patterns if not one.startswith("!"))
+    return wanted and not any(fits(table, one[1:]) for one in patterns if one.startswith("!"))
+
+
+def fits(table: TableName, pattern: str) -> bool:
+    """Whether a pattern such as `shop.order*` fits; without a point it is of schema `public`."""
+    schema, point, name = pattern.partition(".")
+    if not point:
+        schema, name = "public", pattern
+    return fnmatchcase(table[0], schema) and fnmatchcase(table[1], name)
+
+
+def tables(
+    connection: Connection, patterns: Sequence[str], known: Mapping[int, PgType] | None = None
+) -> list[TableInfo]:
+    """Describe the tables that the patterns choose, in the order of their names.
+
+    A partitioned table is one table; its partitions are not listed. `known` are the types, if they
+    were read before.
+    """
+    found = _rows(connection, _TABLES)
+    found = [row for row in found if chosen((row.schema, row.name), patterns)]
+    if not found:
+        return []
+    if known is None:
+        known = types(connection)
+    columns: dict[int, list[ColumnInfo]] = {row.oid: [] for row in found}
+    for row in _rows(connection, _COLUMNS, [list(columns)]):
+        column = ColumnInfo(
+            name=row.name,
+            number=row.number,
+            type=known[row.type],
+            modifier=row.modifier,
+            not_null=row.not_null,
+            default=row.default_text,
+            missing=row.missing,
+            generated=row.generated,
+        )
+        columns[row.table].append(column)
+    return [_table(row, tuple(columns[row.oid])) for row in found]
+
+
+def _table(row: Any, columns: tuple[ColumnInfo, ...]) -> TableInfo:
+    by_number = {column.number: column.name for column in columns}
+    key = tuple(by_number[number] for number in row.key)
+    index = tuple(by_number[number] for number in row.index)
+    everything = tuple(column.name for column in columns if not column.generated)
+    return TableInfo(
+        schema=row.schema,
+        name=row.name,
+        oid=row.oid,
+        partitioned=row.partitioned,
+        unlogged=row.unlogged,
+        columns=columns,
+        key=key,
+        replica_identity=row.replica_identity,
+        identity={"d": key, "i": index, "f": everything, "n": ()}[row.replica_identity],
+        rows=int(row.rows),
+        bytes=int(row.bytes),
+        selectable=row.selectable,
+    )
+
+
+def types(connection: Connection) -> dict[int, PgType]:
+    """All types of the database by their oid."""
+    query = """
+        select oid::bigint, typname, typtype::text as kind, typdelim::text as delimiter,
+          case when typoutput = 'array_out'::regproc then typelem::bigint else 0
+          end as element,
+          typbasetype::bigint as base, typtypmod as base_modifier
+        from pg_type
+        """
+    rows = {row.oid: row for row in _rows(connection, query)}
+    made: dict[int, PgType] = {}
+
+    def make(oid: int) -> PgType:
+        if oid not in made:
+            row = rows[oid]
+            made[oid] = PgType(
+                oid=oid,
+                name=row.typname,
+                kind=row.kind,
+                element=make(row.element) if row.element else None,
+                base=make(row.base) if row.base else None,
+                base_modifier=row.base_modifier,
+                delimiter=row.delimiter,
+            )
+        return made[oid]
+
+    return {oid: make(oid) for oid in rows}
+
+
+# The poorest identity of the leaves: what a partition logs is its own, whatever the root says.
+_TABLES = """
+select n.nspname as schema, c.relname as name, c.oid::bigint, c.relkind = 'p' as partitioned,
+  leaves.rows, leaves.bytes, leaves.unlogged,
+  case when leaves.poorest < 4 then substr('ndif', leaves.poorest, 1)
+    else c.relreplident::text end as replica_identity,
+  coalesce((select i.indkey::int2[] from pg_index i where i.indrelid = c.oid and i.indisprimary),
+    '{}') as key,
+  coalesce((select i.indkey::int2[] from pg_index i where i.indrelid = c.oid and i.indisreplident),
+    '{}') as index,
+  has_table_privilege(c.oid, 'select') or has_any_column_privilege(c.oid, 'select') and not exists (
+    select 1 from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+      and not has_column_privilege(c.oid, a.attnum, 'select')) as selectable
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+cross join lateral (
+  select coalesce(sum(nullif(l.reltuples, -1)), -1) as rows,
+    coalesce(sum(pg_table_size(l.oid)), 0) as bytes,
+    coalesce(bool_or(l.relpersistence <> 'p'), false) as unlogged,
+    min(position(l.relreplident::text in 'ndif')) as poorest
+  from pg_class l
+  where l.relkind = 'r'
+    and (l.oid = c.oid or c.relkind = 'p' and l.oid in (select relid from pg_partition_tree(c.oid)))
+) as leaves
+where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence <> 't'
+  and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
+order by 1, 2
+"""
+
+_COLUMNS = """
+select a.attrelid::bigint as table, a.attname as name, a.attnum as number,
+  a.atttypid::bigint as type, a.atttypmod as modifier, a.attnotnull as not_null,
+  case when a.attgenerated = '' then pg_get_expr(d.adbin, d.adrelid) end as default_text,
+  case when a.atthasmissing then (a.attmissingval::text::text[])[1] end as missing,
+  a.attgenerated::text as generated
+from pg_attribute a left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+where a.attrelid = any(%s) and a.attnum > 0 and not a.attisdropped
+order by a.attrelid, a.attnum
+"""
+
+
+def _one(connection: Connection, query: str) -> Any:
+    return _rows(connection, query)[0]
+
+
+def _rows(connection: Connection, query: str, values: Sequence[object] = ()) -> list[Any]:
+    with connection.cursor(row_factory=namedtuple_row) as cursor:
+        return cursor.execute(query, values or None).fetchall()
+
+
+def _position(text: str | None) -> int | None:
+    return None if text is None else lsn_number(text)

@@ -1,0 +1,81 @@
+"""A group of transactions on its way into one entry: sorted by table, their numbers kept. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.capture.complete import Numbers
+from headrace.capture.postgres.protocol import Message, Rows, Truncate
+from headrace.capture.postgres.transactions import Transaction
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+Run = tuple[int, int, Rows]
+"""The number of a transaction in the group, its xid, rows."""
+
+
+@dataclass
+class OfTable:
+    """What a group says of one table."""
+
+    runs: list[Run] = field(default_factory=list)
+    truncates: list[tuple[int, int, int]] = field(default_factory=list)
+    """How many runs came before, the number of the transaction, its xid."""
+
+
+class Group:
+    """Transactions, and messages outside of them, in the order of the stream."""
+
+    def __init__(self, items: Sequence[Transaction | Message]) -> None:
+        """Nothing is read yet: rows are as they came."""
+        self.transactions = [one for one in items if isinstance(one, Transaction)]
+        self.messages: list[tuple[Message, int | None]] = []
+        self.tables: dict[tuple[str, str], OfTable] = {}
+        self.end = 0
+        """What is confirmed once the group is safe."""
+        number = -1
+        for one in items:
+            if isinstance(one, Message):
+                self.messages.append((one, None))
+                self.end = max(self.end, one.lsn + 1)
+                continue
+            number += 1
+            self.end = max(self.end, one.end_lsn)
+            for change in one.changes:
+                self._add(number, one.xid, change)
+        self.lsn: Numbers = np.array([one.end_lsn for one in self.transactions], np.int64)
+        self.xid: Numbers = np.array([one.xid for one in self.transactions], np.int64)
+        self.time: Numbers = np.array([one.commit_time_us for one in self.transactions], np.int64)
+
+    def _add(self, number: int, xid: int, change: Rows | Truncate | Message) -> None:
+        if isinstance(change, Rows):
+            self._of(change.relation.schema, change.relation.table).runs.append(
+                (number, xid, change)
+            )
+        elif isinstance(change, Truncate):
+            for relation in change.relations:
+                found = self._of(relation.schema, relation.table)
+                found.truncates.append((len(found.runs), number, xid))
+        else:
+            self.messages.append((change, xid))
+
+    def _of(self, schema: str, table: str) -> OfTable:
+        found = self.tables.get((schema, table))
+        if found is None:
+            found = self.tables[schema, table] = OfTable()
+        return found
+
+    def told(self, counts: Numbers) -> pa.RecordBatch:
+        """The transactions that have rows in the log, as rows of the topic of transactions."""
+        some = np.flatnonzero(counts)
+        times = pa.array(self.time[some]).cast(TIMESTAMP)
+        columns = [
+            pa.array(self.xid[some]),
+            pa.array(self.lsn[some]),
+            times,
+            pa.array(counts[some]),
+        ]
+        return pa.RecordBatch.from_arrays(columns, names=["xid", "lsn", "commit_time", "rows"])

@@ -1,0 +1,99 @@
+"""Reaching the server of a capture, and making it ready: what the preflight found, put right.
+
+The publication is the capture's own, so it is made without being asked for, but last: a table that
+is published without a replica identity refuses updates, so everything else must be right before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from headrace import errors
+from headrace.capture.postgres import preflight
+from headrace.capture.postgres.preflight import Finding, Wanted
+from headrace.capture.postgres.settings import without_password
+
+CONNECT_SECONDS = "10"
+
+
+def wanted(name: str, tables: tuple[str, ...], slot: str = "") -> Wanted:
+    """What a capture of this name needs; the slot gets its name when it is made."""
+    return Wanted(slot or f"headrace_{name}", f"headrace_{name}", tables)
+
+
+@contextmanager
+def reached(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection in autocommit mode; what the server refuses has a name. Says no password."""
+    place = without_password(dsn)[0]
+    try:
+        connection = psycopg.connect(patient(dsn), autocommit=True, application_name="headrace")
+    except psycopg.OperationalError as error:
+        raise errors.SourceAway(
+            f"the database cannot be reached: {one_line(error)}", place=place
+        ) from None
+    with connection, refusals(place):
+        yield connection
+
+
+def patient(dsn: str) -> str:
+    """An address with a limit for how long to wait for an answer, if it has none."""
+    words = conninfo_to_dict(dsn)
+    return make_conninfo(dsn, connect_timeout=words.get("connect_timeout", CONNECT_SECONDS))
+
+
+@contextmanager
+def refusals(place: str) -> Iterator[None]:
+    """What the server refuses, or that it goes away, as errors with names."""
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        raise errors.SourceAway(f"the database went away: {one_line(error)}", place=place) from None
+    except psycopg.Error as error:
+        raise errors.SourceNotReady(
+            f"the server refuses: {one_line(error)}", place=place
+        ) from error
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, as a fact."""
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def prepared(
+    connection: psycopg.Connection[Any], want: Wanted, *, fix: bool
+) -> tuple[list[Finding], dict[str, str]]:
+    """What is found when all was done that may be; and by place why the server refused to."""
+    found = preflight.findings(connection, want)
+    refused: dict[str, str] = {}
+    if fix:
+        blocking = [one for one in found if one.level == "error" and not _own(one, want)]
+        refused |= _fixed(connection, blocking)
+        found = preflight.findings(connection, want)
+    own = [one for one in found if _own(one, want)]
+    others = [one for one in found if one.level == "error" and not _own(one, want)]
+    if own and not others:
+        refused |= _fixed(connection, own)
+        found = preflight.findings(connection, want)
+    if not others:
+        return found, refused
+    return [one for one in found if not _own(one, want)], refused
+
+
+def _own(finding: Finding, want: Wanted) -> bool:
+    """Whether it is the capture's own publication that is missing, or lacks tables."""
+    starts = ("CREATE PUBLICATION ", "ALTER PUBLICATION ")
+    return (
+        finding.level == "error"
+        and finding.where == f"publication {want.publication}"
+        and any(one.startswith(starts) for one in finding.statements)
+    )
+
+
+def _fixed(connection: psycopg.Connection[Any], found: list[Finding]) -> dict[str, str]:
+    tried = preflight.fix(connection, found)
+    return {finding.where: reason for finding, reason in tried if reason}

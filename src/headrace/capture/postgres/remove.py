@@ -1,0 +1,95 @@
+"""The end of a capture: its slot and publication are dropped, its topics and their rows stay.
+
+The order is such that a failure in the middle can be tried again. First the capture is paused, so
+that a running one lets go of the slot; then the server is tidied; only then is the name free again
+in the log, in one entry that also fences a capture that did not hear of it. What is left there of
+its state says which topics its tables have: added again, they are read anew and compared.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from headrace import errors
+from headrace.capture.postgres import catalog
+from headrace.capture.postgres import settings as asked
+from headrace.capture.postgres.state import State, settings_name, writer_name
+
+if TYPE_CHECKING:
+    from headrace.log.embedded.log import EmbeddedLog
+
+WAIT_SECONDS = 15.0
+"""How long a running capture may take to let go of its slot."""
+
+
+def publication_name(name: str) -> str:
+    """The publication of a capture that has not run yet."""
+    return f"headrace_{name}"
+
+
+def remove(log: EmbeddedLog, name: str, connection: psycopg.Connection[Any] | None) -> list[str]:
+    """Remove a capture; what was dropped at the server. None for a server that is gone for good."""
+    asked.update(log, name, paused=True)
+    state = asked.saved_state(log, name)
+    dropped = [] if connection is None else _tidy(log, name, state, connection)
+    writer = log.writer(writer_name(name))
+    saved = writer.state
+    left = None if saved is None else fresh(State.from_json(saved, name), log)
+    with writer.transaction(state=None if left is None else left.to_json()) as entry:
+        entry.expect(settings_name(name), log.counter(settings_name(name)))
+        gone = asked.Settings(asked.get(log, name).dsn, removed=True)
+        entry.put(settings_name(name), gone.to_json())
+    return dropped
+
+
+def fresh(state: State, log: EmbeddedLog) -> State:
+    """A state from which a capture begins anew, with the topics that its tables have."""
+    there = {topic.name for topic in log.topics()}
+    state.tables = {table: one for table, one in state.tables.items() if one.topic in there}
+    for one in state.tables.values():
+        one.read_again()
+        one.member = one.asked = 0
+    state.lsn = 0
+    return state
+
+
+def _tidy(
+    log: EmbeddedLog, name: str, state: State | None, connection: psycopg.Connection[Any]
+) -> list[str]:
+    dropped = []
+    if state is not None and _drop_slot(connection, name, state.slot):
+        dropped.append(f"replication slot {state.slot}")
+    publication = publication_name(name) if state is None else state.publication
+    note = catalog.note(connection, publication)
+    another = note is not None and note.log != log.journal.log_id.hex()
+    if catalog.publication(connection, publication) is not None and not another:
+        drop = sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(publication))
+        connection.execute(drop)
+        dropped.append(f"publication {publication}")
+    return dropped
+
+
+def _drop_slot(connection: psycopg.Connection[Any], name: str, slot: str) -> bool:
+    """Drop a slot when nobody reads from it any more; whether it was there."""
+    until = time.monotonic() + WAIT_SECONDS
+    while True:
+        found = catalog.slot(connection, slot)
+        if found is None:
+            return False
+        if not found.active:
+            try:
+                connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+            except psycopg.errors.ObjectInUse:
+                continue
+            return True
+        if time.monotonic() > until:
+            raise errors.SlotInUse(
+                f"slot {slot} is in use by process {found.active_pid} of the server",
+                place=f"capture '{name}', which is paused now",
+                fix="stop the capture that runs, then remove it again",
+            )
+        time.sleep(0.1)

@@ -1,0 +1,98 @@
+"""What a capture knows of itself: kept in the log, in the same entry as the data it speaks of.
+
+`lsn` is the resume point: everything that was committed in the database before it, and nothing of
+what came after, is in the topics of the tables that are `live`. There is no other memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from headrace import errors
+
+FORMAT = 1
+LIVE, SNAPSHOTTING, STOPPED = "live", "snapshotting", "stopped"
+
+
+@dataclass
+class TableState:
+    """One table of a capture."""
+
+    topic: str
+    key: list[str]
+    member: int
+    """The entry of the table in the publication."""
+    columns: dict[str, int]
+    """The columns by name, and the number that each has in the database (a rename keeps it)."""
+    status: str = SNAPSHOTTING
+    after: list[str] | None = None
+    """Snapshotting: the last key that is published."""
+    read_through: bool = False
+    """Snapshotting: the last chunk is published; only `pending` is left."""
+    pending: list[list[str]] = field(default_factory=list)
+    """Snapshotting: keys to be read once more."""
+    dirty: bool = False
+    """Snapshotting: the topic may hold rows of keys that are still to be read."""
+    thorough: bool = False
+    """Snapshotting: rows that it does not find go in the end. Not where only values can differ."""
+    rows: int = 0
+    """Rows that the snapshot has read."""
+    reason: str = ""
+    """Stopped: why."""
+    fence: int = 0
+    """A chunk counts only if it sees all transactions before this one: those that wrote to the
+    table before it was published are not in the stream."""
+    asked: int = 0
+    """How often somebody has asked for a snapshot, as far as it was heard."""
+
+    def read_again(self, *, thorough: bool = True) -> None:
+        """Begin a snapshot from the start of the table."""
+        self.status, self.reason = SNAPSHOTTING, ""
+        self.after, self.read_through, self.pending = None, False, []
+        self.dirty, self.rows = True, 0
+        self.thorough = self.thorough or thorough
+
+
+@dataclass
+class State:
+    """A capture."""
+
+    system_id: str
+    timeline: int
+    database: str
+    database_oid: int
+    slot: str
+    publication: str
+    publication_oid: int = 0
+    lsn: int = 0
+    """0: the slot is being made."""
+    starts: int = 0
+    tables: dict[str, TableState] = field(default_factory=dict)
+    """By `schema.table`."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the log."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], name: str) -> State:
+        """The inverse; refuses what a newer version wrote."""
+        data = dict(data)
+        found = data.pop("format")
+        if found != FORMAT:
+            raise errors.NewerFormat(
+                f"capture '{name}' has state of format {found}, not {FORMAT}", place=name
+            )
+        tables = {table: TableState(**one) for table, one in data.pop("tables").items()}
+        return cls(tables=tables, **data)
+
+
+def writer_name(capture: str) -> str:
+    """The name under which a capture commits."""
+    return f"capture/{capture}"
+
+
+def settings_name(capture: str) -> str:
+    """The named value with what people ask of a capture: see `Capture`."""
+    return f"capture/{capture}"

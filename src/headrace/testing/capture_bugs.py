@@ -1,0 +1,206 @@
+"""Bugs of a capture on purpose: a line of production code is changed for as long as a hunt lasts.
+
+As in `views_bugs`: a mutation takes the source of a function and changes a text that must occur in
+it exactly once. The hunters are the general ones: random operations against a dict
+(`capture_pure`), and a capture with its writers in one thread against the embedded PostgreSQL
+(`capture_case.stepped`), whose checks are named there.
+"""
+
+from __future__ import annotations
+import __future__
+
+import contextlib
+import inspect
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from headrace.capture import complete
+from headrace.capture.postgres import operations
+from headrace.capture.postgres.capture import Capture
+from headrace.capture.postgres.captured import Captured
+from headrace.capture.postgres.group import Group
+from headrace.capture.postgres.transactions import MemorySpill
+from headrace.testing import capture_case, capture_pure
+from headrace.testing.hunt import Catch, _short, table
+from headrace.testing.postgres import Server
+
+BEGIN, END = "<!-- bugs of captures: begin -->", "<!-- bugs of captures: end -->"
+Change = tuple[Any, str, str, str]
+"""Module or class, function, a text in it, and what to put there."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug that can be switched on."""
+
+    name: str
+    where: str
+    """The hunter: `pure` or `stepped`."""
+    changes: tuple[Change, ...]
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Have it for a while."""
+        with contextlib.ExitStack() as stack:
+            for owner, name in dict.fromkeys((c[0], c[1]) for c in self.changes):
+                texts = [(c[2], c[3]) for c in self.changes if (c[0], c[1]) == (owner, name)]
+                stack.enter_context(mock.patch.object(owner, name, _mutant(owner, name, texts)))
+            yield
+
+
+def _mutant(owner: Any, name: str, texts: list[tuple[str, str]]) -> Any:
+    original = inspect.unwrap(getattr(owner, name))
+    source = SOURCES[owner, name]
+    for old, new in texts:
+        if source.count(old) != 1:
+            raise AssertionError(f"{name} has {source.count(old)} times: {old}")
+        source = source.replace(old, new)
+    code = compile(source, "<bug>", "exec", flags=__future__.annotations.compiler_flag)
+    made: dict[str, Any] = {}
+    exec(code, sys.modules[original.__module__].__dict__, made)  # our own source, changed
+    return made[name]
+
+
+# --- the bugs -----------------------------------------------------------------------------
+
+ENTRY = "with self._entry(max(self.state.lsn, group.end)) as entry:"
+HALVES = """last = items[-1]
+    if isinstance(last, Transaction) and len(last.changes) > 1:
+        half, rest = (
+            Transaction(last.xid, last.final_lsn, end, last.commit_time_us, changes)
+            for end, changes in (
+                (last.end_lsn - 1, last.changes[:1]), (last.end_lsn, last.changes[1:]))
+        )
+        self._append([*items[:-1], half])
+        items = [rest]
+    group = Group(items)"""
+
+BUGS = [
+    Bug("an unchanged large value is taken for null", "pure", (
+        (complete, "_filled", "source[:count][mask] = old[mask]", "pass"),)),
+    Bug("a value left out comes from one step back only", "pure", (
+        (complete, "_filled", "if (further == source).all():", "if True:"),)),
+    Bug("a key-changing update reads the new key", "pure", (
+        (complete, "_within", "one.take(pa.array(readers))",
+         "operations.new.column(name).take(pa.array(readers))"),)),
+    Bug("a row of the group is looked up in the table", "pure", (
+        (complete, "complete", "ask & ~seen", "ask"),)),
+    Bug("a large key that did not change is null", "pure", (
+        (complete, "whole_keys", "mask is not None and mask.any()", "mask is None"),)),
+    Bug("a given old row is taken away though it is not there", "pure", (
+        (complete, "complete", "if given_is_there:\n", "if True:\n"),)),
+    Bug("a row is said of which not all is known", "pure", (
+        (complete, "_filled", "unknown |= source[:count] == NONE", "pass"),)),
+    Bug("it is confirmed before the log has it", "stepped", (
+        (Capture, "_stream", "self._take(group, control)",
+         "stream.confirm(stream.received); self._take(group, control)"),)),
+    Bug("the resume point is saved before the data", "stepped", (
+        (Capture, "_append", ENTRY, f"self._save(group.end)\n    {ENTRY}"),)),
+    Bug("the resume point stays behind the data", "stepped", (
+        (Capture, "_append", ENTRY, "with self._entry(self.state.lsn) as entry:"),)),
+    Bug("an xid is taken for a resume point", "stepped", (
+        (Group, "__init__", "self.end = max(self.end, one.end_lsn)",
+         "self.end = max(self.end, one.xid)"),)),
+    Bug("old rows come from a table that is behind", "stepped", (
+        (Captured, "lookup", "found = self.log.table(self.state.topic).get(asked)",
+         "self._seen = [*getattr(self, '_seen', []), self.log.position][-3:]\n"
+         "        found = self.log.table(self.state.topic).get(asked, at=self._seen[0])"),)),
+    Bug("a chunk is published before the stream has passed it", "stepped", (
+        (Capture, "_snapshot", "stream.received < captured.chunk.lsn", "False"),)),
+    Bug("a chunk keeps keys of later transactions", "stepped", (
+        (Captured, "publish", "if newer and rows.num_rows:", "if False:"),)),
+    Bug("transactions of a group are in another order", "stepped", (
+        (Capture, "_append", "group = Group(items)", "group = Group(items[::-1])"),)),
+    Bug("half a transaction is an entry", "stepped", (
+        (Capture, "_append", "group = Group(items)", HALVES),)),
+    Bug("a rolled-back subtransaction stays", "stepped", (
+        (MemorySpill, "roll_back", "kept[0] != subxid", "True"),)),
+    Bug("truncate is forgotten", "stepped", (
+        (Group, "_add", "for relation in change.relations:", "for relation in ():"),)),
+    Bug("a chunk that was read before a truncate is published", "stepped", (
+        (Captured, "_truncated", "if self.snapshotting:", "if False:"),)),
+    Bug("an unchanged large value of the stream is null", "stepped", (
+        (operations, "_left_out", "return whole if order is None else whole[order.to_numpy()]",
+         "return None"),)),
+    Bug("a key-changing update is one in place", "stepped", (
+        (operations, "_read_texts", "if old is None or kinds is None:", "if new is not None:"),)),
+]  # fmt: skip
+
+SOURCES = {
+    (owner, name): textwrap.dedent(inspect.getsource(inspect.unwrap(getattr(owner, name))))
+    for bug in BUGS
+    for owner, name, _, _ in bug.changes
+}
+"""As they were when this module was imported, whoever edits the files meanwhile."""
+
+
+# --- the hunt -----------------------------------------------------------------------------
+
+
+QUICK: dict[str, Any] = {"rounds": 2, "pauses": 30, "kills": 0.05}
+"""Short cases, and more kills in them."""
+
+
+def _pure(number: int, server: Server | None) -> str:
+    del server
+    return capture_pure.counter_example(f"hunt{number}").partition("\n")[0]
+
+
+def _stepped(number: int, server: Server | None) -> str:
+    assert server is not None
+    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        try:
+            wrong, _ = capture_case.stepped(
+                server, Path(folder), f"hunt{number}", alters=False, **QUICK
+            )
+        except Exception as error:  # noqa: BLE001 - however the bug shows
+            return f"stopped: {type(error).__name__}: {error}"
+    return wrong[0] if wrong else ""
+
+
+HUNTERS: dict[str, tuple[str, int, Callable[[int, Server | None], str]]] = {
+    "pure": ("random operations against a dict", 2000, _pure),
+    "stepped": ("stepped capture", 12, _stepped),
+}
+"""The title of each hunter, how many cases it tries, and how it tries one."""
+
+
+def catch(bug: Bug, server: Server | None = None) -> Catch:
+    """Look for a bug where it should show; what is wrong without the bug too is no catch."""
+    started = time.monotonic()
+    title, most, look = HUNTERS[bug.where]
+    for number in range(1, most + 1):
+        with bug.on():
+            says = look(number, server)
+        if not says:
+            continue
+        without = look(number, server)
+        if without:
+            title, says = "", f"it is wrong without the bug too: {without}"
+        elif bug.where == "stepped":
+            title = f"{title}, check `{says.partition(':')[0]}`"
+        return Catch(bug.name, title, number, time.monotonic() - started, _short(says))
+    return Catch(bug.name, "", most, time.monotonic() - started, "")
+
+
+def hunt(only: str, say: Callable[[str], None]) -> list[Catch]:
+    """Look for all bugs whose name contains `only`."""
+    found = []
+    with Server(**capture_case.SETTINGS) as server:
+        for bug in BUGS:
+            if only in bug.name:
+                one = catch(bug, server)
+                by = one.caught_by or "NOT CAUGHT"
+                say(f"{one.seconds:6.1f} s  {one.bug}: {by}, {one.tries} tries: {one.says}")
+                found.append(one)
+    return found
+
+
+__all__ = ["BUGS", "Bug", "catch", "hunt", "table"]

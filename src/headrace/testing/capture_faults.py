@@ -1,0 +1,135 @@
+"""`./run faults capture`: a PostgreSQL under writers, captured, and everything killed at random.
+
+./run faults capture --seed 7 --minutes 10        all parts, seed after seed
+./run faults capture --only case --seed 7         captures in processes: kill -9, servers killed
+./run faults capture --only stepped --seed 7      one thread, killed at chosen instants
+./run faults capture --only pure --minutes 1      random operations against a dict
+./run faults capture --only bugs                  every seeded bug of captures, and what catches it
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+PARTS = ("case", "stepped", "pure", "bugs")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `./run faults capture`."""
+    parser.add_argument("--seed", type=int, default=1, help="the first seed (default 1)")
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long (default 1)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a case (default 20)")
+    parser.add_argument("--only", choices=PARTS, help="only this part")
+    parser.add_argument("--name", default="", help="only bugs whose name contains this")
+    parser.add_argument("--plain", action="store_true", help="the columns of tables stay")
+    parser.add_argument("--write", metavar="FILE", help="put the table of bugs into this file")
+    parser.add_argument("--json", action="store_true", help="a summary as one JSON object")
+
+
+@dataclass
+class Tally:
+    """What was tried."""
+
+    cases: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    entries: int = 0
+    transactions: int = 0
+    summed: int = 0
+    rows: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Run what was asked for; 0 when nothing was found."""
+    if chosen.only == "bugs":
+        return _bugs(chosen)
+    started = time.monotonic()
+    deadline = started + 60 * chosen.minutes
+    tally = Tally()
+    seed = chosen.seed
+    while not tally.cases or time.monotonic() < deadline:
+        for part in PARTS[:3]:
+            if chosen.only in (None, part):
+                _part(part, seed, chosen, tally)
+        _say(f"seed {seed}: {_summary(tally)}, {time.monotonic() - started:.0f} s")
+        seed += 1
+    if chosen.json:
+        print(json.dumps(vars(tally) | {"seconds": time.monotonic() - started}, indent=2))
+    else:
+        for text in tally.wrong:
+            print(f"\nWRONG {text}")
+        print(f"\n{_summary(tally)}, {time.monotonic() - started:.0f} s")
+    return 1 if tally.wrong else 0
+
+
+def _part(part: str, seed: int, chosen: argparse.Namespace, tally: Tally) -> None:
+    from headrace.testing import capture_case, capture_process, capture_pure
+    from headrace.testing.postgres import Server
+
+    wrong: list[str] = []
+    found = capture_case.Audit()
+    if part == "pure":
+        tally.cases[part] += 100
+        for number in range(100):
+            said = capture_pure.counter_example(f"{seed} {number}")
+            wrong += [said] if said else []
+    elif part == "stepped":
+        tally.cases[part] += 1
+        with (
+            Server(**capture_case.SETTINGS) as server,
+            tempfile.TemporaryDirectory(prefix="headrace-") as folder,
+        ):
+            wrong, found = capture_case.stepped(
+                server, Path(folder), str(seed), alters=not chosen.plain
+            )
+    else:
+        tally.cases[part] += 1
+        case = capture_process.case(str(seed), chosen.seconds, alters=not chosen.plain)
+        wrong, found = case.wrong, case.audit
+        tally.events.update(case.events)
+    tally.entries += found.entries
+    tally.transactions += found.transactions
+    tally.summed += found.summed
+    tally.rows += found.rows
+    if wrong:
+        more = f" (and {len(wrong) - 5} more)" if len(wrong) > 5 else ""
+        again = f"again: ./run faults capture --seed {seed} --minutes 0 --only {part}"
+        tally.wrong.append("\n".join([*wrong[:5], f"{again}{more}"]))
+
+
+def _summary(tally: Tally) -> str:
+    parts = ", ".join(f"{count} {name}" for name, count in tally.cases.items())
+    events = ", ".join(f"{count} {name}" for name, count in sorted(tally.events.items()))
+    return (
+        f"cases: {parts} ({events or 'no events'}); {tally.entries} entries,"
+        f" {tally.transactions} transactions ({tally.summed} summed), {tally.rows} rows:"
+        f" {len(tally.wrong)} wrong"
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _bugs(chosen: argparse.Namespace) -> int:
+    from headrace.testing.capture_bugs import BEGIN, END, hunt, table
+
+    found = hunt(chosen.name, _say)
+    if chosen.json:
+        print(json.dumps([asdict(one) for one in found], indent=2))
+    else:
+        print(table(found))
+    if chosen.write:
+        text = Path(chosen.write).read_text(encoding="utf-8")
+        before, _, rest = text.partition(BEGIN)
+        _, _, behind = rest.partition(END)
+        made = f"{before}{BEGIN}\n{table(found)}\n{END}{behind}"
+        Path(chosen.write).write_text(made, encoding="utf-8")
+    return 0 if all(one.caught_by for one in found) else 1

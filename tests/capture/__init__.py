@@ -1,0 +1,1 @@
+"""Tests of the capture, against a real PostgreSQL where one is needed."""

@@ -1,0 +1,290 @@
+"""The capture against a real server: what is in the log equals the database. R-B1, R-B3, R-B5
+
+Caught: rows lost, twice or with wrong values after any mix of changes, while tables are read and
+written at once, over restarts and kills of the capture and of the server; before-images from the
+wrong place; half a transaction in an entry. Not caught: interleavings that did not happen, server
+versions other than the embedded one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import headrace as hr
+from headrace import errors
+from headrace.log.embedded.log import EmbeddedLog
+from tests.capture.conftest import Database
+from tests.capture.kit import TABLE, Writer, capture, differences
+
+Connect = Callable[[], Any]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
+    with hr.connect(tmp_path / "log") as log:
+        yield log
+
+
+@pytest.fixture
+def connect(database: Database) -> Iterator[Connect]:
+    """Connections to the database, closed in the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(database.connect())
+
+
+def make(connect: Connect, *tables: str) -> Any:
+    connection = connect()
+    for table in tables:
+        connection.execute(TABLE.format(name=table))
+    return connection
+
+
+def test_a_table_is_read_and_then_followed(
+    database: Database, connect: Connect, log: EmbeddedLog
+) -> None:
+    connection = make(connect, "a", "b")
+    writer = Writer(connection, ["a", "b"], "first")
+    for _ in range(60):
+        writer.transaction()
+    shop = capture(log, database.dsn(), chunk_rows=7)
+    shop.run("caught up")
+    assert differences(log, connection, "shop", ["a", "b"]) == []
+    for number in range(12):
+        for _ in range(10):
+            writer.transaction()
+        if number % 4 == 3:
+            shop = capture(log, database.dsn(), chunk_rows=7)  # another process goes on
+        shop.run("caught up")
+        assert differences(log, connection, "shop", ["a", "b"]) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_table_that_changes_while_it_is_read(
+    seed: int, database: Database, connect: Connect, log: EmbeddedLog
+) -> None:
+    connection = make(connect, "a", "b")
+    writers = [Writer(connect(), ["a", "b"], f"{seed} {n}") for n in range(2)]
+    for _ in range(150):
+        writers[0].transaction()
+    stop = threading.Event()
+
+    def write(writer: Writer) -> None:
+        while not stop.is_set():
+            writer.transaction()
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in writers]
+    for thread in threads:
+        thread.start()
+    try:
+        shop = capture(log, database.dsn(), chunk_rows=3)
+        shop.run("caught up")
+        shop.snapshot("public.a")
+        shop.run("caught up")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    shop.run("caught up")
+    assert differences(log, connection, "shop", ["a", "b"]) == []
+
+
+def test_every_state_in_the_log_is_one_between_two_transactions(
+    database: Database, connect: Connect, log: EmbeddedLog
+) -> None:
+    """Money moves between rows of two tables; in every entry, and after every transaction in it,
+    it adds up."""
+    connection = make(connect, "a", "b")
+    for table in "ab":
+        connection.execute(
+            f"insert into {table} select g, 'x', 't', 100, null, now() from generate_series(1, 9) g"
+        )
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    writer = Writer(connection, ["a", "b"], "bank")
+    chance = writer.chance
+    for _ in range(120):
+        with connection.transaction():
+            for sign in (1, -1):
+                connection.execute(
+                    f"update {chance.choice('ab')} set amount = amount + %s where id = %s",
+                    (sign * 7, chance.randrange(1, 10)),
+                )
+        if chance.random() < 0.1:
+            shop.run("caught up")
+    shop.run("caught up")
+    total: Counter[str] = Counter()
+    seen = 0
+    by_entry: dict[int, list[tuple[int, int, Any]]] = {}
+    for batch in log.read(["shop.public.a", "shop.public.b"]):
+        amounts = batch.data.column("amount").to_pylist()
+        weights = batch.data.column("_weight").to_pylist()
+        lsns = batch.data.column("_lsn").to_pylist()
+        ops = batch.data.column("_op").to_pylist()
+        for row in zip(batch.positions.to_pylist(), lsns, amounts, weights, ops, strict=True):
+            by_entry.setdefault(row[0], []).append((row[1], row[3] * row[2], row[4]))
+    for position in sorted(by_entry):
+        for lsn in sorted({lsn for lsn, _, _ in by_entry[position]}):
+            total["all"] += sum(amount for at, amount, _ in by_entry[position] if at == lsn)
+            if {op for at, _, op in by_entry[position] if at == lsn} != {"r"}:
+                assert total["all"] == 1800
+                seen += 1
+    assert seen == 120
+    assert differences(log, connection, "shop", ["a", "b"]) == []
+
+
+CHILD = """
+import sys, headrace as hr
+from headrace.capture.postgres.capture import Capture
+with hr.connect(sys.argv[1]) as log:
+    Capture(log, "shop", sys.argv[2], chunk_rows=5, heartbeat_seconds=0.2).run()
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_capture_that_is_killed_goes_on(
+    database: Database, connect: Connect, log: EmbeddedLog, tmp_path: Path
+) -> None:
+    connection = make(connect, "a", "b")
+    writer = Writer(connect(), ["a", "b"], "killed")
+    for _ in range(50):
+        writer.transaction()
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.wait(0.002):
+            try:
+                writer.transaction()
+            except (psycopg.OperationalError, psycopg.Rollback):  # the server was killed
+                with contextlib.suppress(psycopg.OperationalError):
+                    writer.connection = connect()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for number in range(6):
+            child = subprocess.Popen(
+                [sys.executable, "-c", CHILD, str(tmp_path / "log"), database.dsn()],
+                stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            time.sleep(1.0 + writer.chance.random() * 1.5)
+            if number == 3:
+                database.server.kill()
+                database.server.start()
+                time.sleep(1)
+            assert child.poll() is None, child.stderr and child.stderr.read().decode()[-2000:]
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+            assert child.stderr is not None
+            child.stderr.close()
+            if number == 3:
+                break
+    finally:
+        stop.set()
+        thread.join()
+    connection = connect()
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    assert differences(log, connection, "shop", ["a", "b"]) == []
+
+
+def test_columns_come_go_and_change(database: Database, connect: Connect, log: EmbeddedLog) -> None:
+    connection = connect()
+    run = connection.execute
+    run("create table t(id int primary key, a int, b text)")
+    run("insert into t values (1, 1, 'x'), (2, 2, 'y')")
+    shop = capture(log, database.dsn())
+
+    def rows(*names: str) -> list[tuple[Any, ...]]:
+        shop.run("caught up")
+        found = log.table("shop.public.t").scan().read_all().to_pylist()
+        return [tuple(row[name] for name in names) for row in found]
+
+    assert rows("id", "a", "b") == [(1, 1, "x"), (2, 2, "y")]
+    run("alter table t add column c int default 7")
+    run("insert into t values (3, 3, 'z', 8)")
+    assert rows("id", "c") == [(1, 7), (2, 7), (3, 8)]
+    run("alter table t alter column a type bigint")
+    run("update t set a = 5000000000 where id = 1")
+    assert rows("id", "a") == [(1, 5_000_000_000), (2, 2), (3, 3)]
+    run("alter table t rename column b to title")
+    run("update t set title = 'new' where id = 2")
+    assert rows("id", "title") == [(1, "x"), (2, "new"), (3, "z")]
+    run("alter table t drop column c")
+    run("delete from t where id = 3")
+    assert rows("id", "a", "title") == [(1, 5_000_000_000, "x"), (2, 2, "new")]
+    run("alter table t alter column a type text using 'n' || a")
+    run("update t set title = 'newer' where id = 2")
+    assert rows("id", "a", "title") == [(1, "n5000000000", "x"), (2, "n2", "newer")]
+
+
+def test_a_table_that_cannot_be_carried_stops_and_the_others_go_on(
+    database: Database, connect: Connect, log: EmbeddedLog
+) -> None:
+    connection = make(connect, "a")
+    run = connection.execute
+    run("create table bad(id int primary key, n numeric(4, 1))")
+    run("create table nokey(n int)")
+    run("insert into bad values (1, 1.5)")
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    assert shop.state is not None
+    assert shop.state.tables["public.nokey"].status == "stopped"
+    assert "primary key" in shop.state.tables["public.nokey"].reason
+    run("insert into bad values (2, 'NaN')")
+    Writer(connection, ["a"], "x").change()
+    shop.run("caught up")
+    assert shop.state.tables["public.bad"].status == "stopped"
+    assert "NaN" in shop.state.tables["public.bad"].reason
+    assert differences(log, connection, "shop", ["a"]) == []
+
+
+def test_an_older_capture_is_fenced(database: Database, connect: Connect, log: EmbeddedLog) -> None:
+    connection = make(connect, "a")
+    old = capture(log, database.dsn())
+    old.run("caught up")
+    new = capture(log, database.dsn())
+    new.run("caught up")
+    Writer(connection, ["a"], "x").change()
+    with pytest.raises(errors.Fenced):
+        old.run("caught up")
+
+
+def test_a_snapshot_puts_right_what_differs(
+    database: Database, connect: Connect, log: EmbeddedLog
+) -> None:
+    connection = make(connect, "a")
+    connection.execute(
+        "insert into a select g, 'x', 't', 1, null, now() from generate_series(1, 20) g"
+    )
+    shop = capture(log, database.dsn(), chunk_rows=6)
+    shop.run("caught up")
+    rows = log.table("shop.public.a").scan().read_all().to_pylist()
+    wrong = [{**row, "_weight": -1} for row in (rows[3], rows[11])]  # two are gone, one is another
+    wrong += [{**rows[11], "title": "other", "_weight": 1}, {**rows[0], "id": 99, "_weight": 1}]
+    log.append(
+        "shop.public.a", [{k: v for k, v in row.items() if k != "_position"} for row in wrong]
+    )
+    assert differences(log, connection, "shop", ["a"]) != []
+    before = log.position
+    shop.snapshot("public.a")
+    shop.run("caught up")
+    assert differences(log, connection, "shop", ["a"]) == []
+    changed = [
+        row for batch in log.read("shop.public.a", after=before) for row in batch.to_pylist()
+    ]
+    assert sorted((row["id"], row["_weight"]) for row in changed) == [
+        (4, 1), (12, -1), (12, 1), (99, -1),
+    ]  # fmt: skip

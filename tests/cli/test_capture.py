@@ -1,0 +1,506 @@
+"""`headrace capture`, as somebody would type it, and `hr.capture`; on a real server.
+
+Caught: commands that do not find, name or print what they should; a password that is kept or
+printed; a capture that is not heard, or not removed. Not caught: whether the rows are right
+(tests/capture), what a terminal shows while a snapshot runs, servers on other machines.
+"""
+
+from __future__ import annotations
+
+import builtins
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import headrace as hr
+from headrace import errors
+from tests.capture.conftest import Database, database, postgres
+from tests.cli.conftest import Headrace, started
+
+__all__ = ["database", "postgres"]
+
+TABLES = """
+    create table orders (id int primary key, what text, amount numeric(10, 2));
+    create table tmp_orders (id int primary key);
+    insert into orders select g, 'thing ' || g, g from generate_series(1, 5) g;
+"""
+
+
+@pytest.fixture
+def shop(database: Database) -> Iterator[psycopg.Connection[Any]]:
+    """A database with two tables."""
+    with database.connect() as connection:
+        connection.execute(TABLES)
+        yield connection
+
+
+@pytest.fixture
+def added(headrace: Headrace, database: Database, shop: psycopg.Connection[Any]) -> Headrace:
+    """As `headrace`, with a capture 'shop' of one table, which has not run yet."""
+    done = headrace("capture", "add", "shop", database.dsn(), "--tables", "orders")
+    assert done.code == 0, done.err
+    return headrace
+
+
+def caught_up(headrace: Headrace) -> Any:
+    done = headrace("capture", "run", "shop", "--until-caught-up", "--json")
+    assert done.code == 0, done.err
+    return done.json
+
+
+def slots(connection: psycopg.Connection[Any]) -> list[str]:
+    query = "select slot_name from pg_replication_slots where database = current_database()"
+    return [name for (name,) in connection.execute(query).fetchall()]
+
+
+def publications(connection: psycopg.Connection[Any]) -> list[str]:
+    return [name for (name,) in connection.execute("select pubname from pg_publication").fetchall()]
+
+
+def eventually(true: Callable[[], bool], seconds: float = 20.0) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if true():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# --- from the first command to the last -----------------------------------------------------------
+
+
+def test_from_add_to_rows(
+    headrace: Headrace, database: Database, shop: psycopg.Connection[Any]
+) -> None:
+    done = headrace("capture", "add", "shop", database.dsn(), "--tables", "public.*, !*.tmp_*")
+    assert done.code == 0, done.err
+    assert "'shop' captures 1 table" in done.err
+    assert "headrace capture run shop" in done.err
+    assert publications(shop) == ["headrace_shop"]
+    assert "shop: new" in headrace("capture", "status").out
+    done = headrace("capture", "run", "shop", "--until-caught-up")
+    assert done.code == 0, done.err
+    assert "public.orders: 5 rows read" in done.err
+    assert "tables: 1 live" in done.err
+    assert len(headrace("table", "scan", "shop.public.orders").rows) == 5
+    shop.execute("update orders set amount = 7.5 where id = 1")
+    caught_up(headrace)
+    (row,) = headrace("table", "get", "shop.public.orders", "1").rows
+    assert row["amount"] == "7.50"
+
+
+def test_everything_as_json(
+    headrace: Headrace, database: Database, shop: psycopg.Connection[Any]
+) -> None:
+    made = headrace("capture", "add", "shop", database.dsn(), "--tables", "orders", "--json").json
+    assert (made["capture"], made["tables"]) == ("shop", ["orders"])
+    assert "error" not in {one["level"] for one in made["findings"]}
+    ran = caught_up(headrace)
+    assert (ran["capture"], ran["tables"]) == ("shop", {"live": 1})
+    checked = headrace("capture", "check", "shop", "--json")
+    assert checked.code == 0, checked.out
+    assert {"where": "wal_level", "level": "ok"}.items() <= checked.json[1 + 1].items()
+    asked = headrace("capture", "snapshot", "shop", "orders", "--json").json
+    assert asked == {"capture": "shop", "table": "public.orders"}
+    assert headrace("capture", "pause", "shop", "--json").json["paused"] is True
+    assert headrace("capture", "resume", "shop", "--json").json["paused"] is False
+    removed = headrace("capture", "remove", "shop", "--yes", "--json").json
+    assert [one.split()[0] for one in removed["dropped"]] == ["replication", "publication"]
+    assert headrace("capture", "status", "--json").json == []
+
+
+def test_status_says_how_far_it_is(added: Headrace, shop: psycopg.Connection[Any]) -> None:
+    caught_up(added)
+    shop.execute("update orders set what = 'x'")
+    caught_up(added)
+    shop.execute("insert into orders select g, repeat('x', 1000) from generate_series(10, 500) g")
+    (one,) = added("capture", "status", "shop", "--json").json
+    assert (one["capture"], one["state"], one["away"]) == ("shop", "stopped", "")
+    assert one["lag_bytes"] > 400_000
+    assert one["held_bytes"] >= one["lag_bytes"]
+    assert one["growth_bytes_per_second"] is not None
+    assert 0 <= one["last_commit_age_seconds"] < 60
+    assert one["tables"]["public.orders"]["status"] == "live"
+    assert one["tables"]["public.orders"]["rows_read"] == 5
+    text = added("capture", "status").out
+    assert "shop: stopped" in text
+    assert "KiB of WAL at the server" in text
+    assert "public.orders  live" in text
+
+
+def test_status_without_the_server(added: Headrace, folder: str) -> None:
+    caught_up(added)
+    with hr.connect(folder) as log:
+        from headrace.capture.postgres import settings
+
+        settings.update(log, "shop", dsn="host=127.0.0.1 port=1 dbname=shop")
+    done = added("capture", "status")
+    assert done.code == 0
+    assert "shop: away" in done.out
+    assert "Connection refused" in done.out
+    assert "public.orders  live" in done.out
+
+
+def test_a_table_that_is_stopped_says_why(added: Headrace, shop: psycopg.Connection[Any]) -> None:
+    caught_up(added)
+    shop.execute("insert into orders values (6, 'odd', 'NaN')")
+    done = added("capture", "run", "shop", "--until-caught-up")
+    assert "public.orders is stopped: " in done.err
+    (one,) = added("capture", "status", "--json").json
+    assert one["tables"]["public.orders"]["status"] == "stopped"
+    assert "NaN" in one["tables"]["public.orders"]["reason"]
+    shop.execute("delete from orders where id = 6")
+    assert added("capture", "snapshot", "shop", "public.orders").code == 0
+    assert caught_up(added)["tables"] == {"live": 1}
+
+
+def test_a_snapshot_is_read_anew(
+    added: Headrace, shop: psycopg.Connection[Any], folder: str
+) -> None:
+    caught_up(added)
+    assert "read anew" in added("capture", "snapshot", "shop", "orders").err
+    caught_up(added)
+    caught_up(added)
+    with hr.connect(folder) as log:
+        assert sum(log.ends("shop._snapshots")) == 2  # one proof for each reading, and no third
+        assert sum(log.ends("shop.public.orders")) == 5  # nothing had changed
+    done = added("capture", "snapshot", "shop", "public.order", "--json")
+    assert done.error["code"] == "HR-LOG-010"
+    assert "public.orders" in done.error["fix"]
+
+
+# --- a capture that runs --------------------------------------------------------------------------
+
+
+def test_a_running_capture_hears_and_ends(
+    added: Headrace, shop: psycopg.Connection[Any], folder: str, tmp_path: Path
+) -> None:
+    """Pause, resume and Ctrl-C, from another process."""
+
+    def state() -> str:
+        found: str = added("capture", "status", "--json").json[0]["state"]
+        return found
+
+    def rows() -> int:
+        return len(added("table", "scan", "shop.public.orders").rows)
+
+    with open(tmp_path / "err", "wb") as err:
+        child = started(
+            folder, "capture", "run", "shop", "--json", stdout=subprocess.PIPE, stderr=err
+        )
+    try:
+        assert eventually(lambda: state() == "running"), (tmp_path / "err").read_text()
+        shop.execute("insert into orders values (6, 'six')")
+        assert eventually(lambda: rows() == 6)
+        added("capture", "pause", "shop")
+        active = "select active from pg_replication_slots where database = current_database()"
+        assert eventually(lambda: shop.execute(active).fetchone() == (False,))
+        assert state() == "paused"
+        refused = added("capture", "run", "shop", "--until-caught-up")
+        assert "headrace capture resume shop" in refused.err
+        shop.execute("insert into orders values (7, 'seven')")
+        added("capture", "resume", "shop")
+        assert eventually(lambda: rows() == 7)
+        child.send_signal(signal.SIGINT)
+        out, _ = child.communicate(timeout=30)
+        assert child.returncode == 0, (tmp_path / "err").read_text()
+        assert b'"capture": "shop"' in out
+        assert (tmp_path / "err").read_text() == ""
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_connection_that_is_cut_is_said_and_made_again(
+    added: Headrace, shop: psycopg.Connection[Any], folder: str
+) -> None:
+    child = started(folder, "capture", "run", "shop", stderr=subprocess.PIPE)
+    try:
+        cut = """
+            select pg_terminate_backend(active_pid) from pg_replication_slots
+            where database = current_database() and active
+        """
+        assert eventually(lambda: bool(shop.execute(cut).fetchall()))
+        shop.execute("insert into orders values (6, 'six')")
+        table = ("table", "scan", "shop.public.orders")
+        assert eventually(lambda: added(*table).code == 0 and len(added(*table).rows) == 6)
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=30)
+        assert child.returncode == 0
+        assert err.count(b"waiting: ") == 1
+        assert b"tables: 1 live" in err
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_progress_on_a_terminal(
+    added: Headrace,
+    folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from headrace.capture.postgres.capture import Progress
+    from headrace.cli.capture import Said, progress_line
+
+    far = Progress("public.orders", 50_000, 200_000, 2.0)
+    assert progress_line(far, 25_000) == (
+        "public.orders: 50,000 of about 200,000 rows, 25,000 a second, 6.0 s left"
+    )
+    assert progress_line(Progress("public.orders", 7, -1, 1.0), 7) == (
+        "public.orders: 7 rows, 7 a second"
+    )
+    caught_up(added)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with hr.connect(folder) as log:
+        said = Said(quiet=False)
+        said.capture = hr.capture(log, "shop")
+        assert said.capture.state is not None
+        said.capture.state.tables["public.orders"].status = "snapshotting"
+        said.progress(far)
+        said.line("done")
+    shown = capsys.readouterr().err
+    assert "50,000 of about" in shown
+    assert shown.endswith("done\n")
+
+
+def test_a_running_capture_is_removed(
+    added: Headrace, shop: psycopg.Connection[Any], folder: str
+) -> None:
+    child = started(folder, "capture", "run", "shop", stderr=subprocess.PIPE)
+    try:
+        assert eventually(
+            lambda: added("capture", "status", "--json").json[0]["state"] == "running"
+        )
+        done = added("capture", "remove", "shop", "--yes")
+        assert done.code == 0, done.err
+        assert (slots(shop), publications(shop)) == ([], [])
+        _, err = child.communicate(timeout=30)
+        assert b"'shop' was removed" in err
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_remove_asks_first(added: Headrace, shop: psycopg.Connection[Any]) -> None:
+    caught_up(added)
+    assert len(slots(shop)) == 1
+    assert added("capture", "remove", "shop", stdin="n\n").code == 130
+    assert "--yes" in added("capture", "remove", "shop", "--json").error["fix"]
+    assert len(slots(shop)) == 1
+    done = added("capture", "remove", "shop", stdin="y\n")
+    assert done.code == 0, done.err
+    assert "dropped replication slot headrace_shop_" in done.err
+    assert (slots(shop), publications(shop)) == ([], [])
+    assert len(added("table", "scan", "shop.public.orders").rows) == 5
+    assert added("capture", "run", "shop").code == 1
+
+
+def test_removed_and_added_again(
+    added: Headrace, database: Database, shop: psycopg.Connection[Any], folder: str
+) -> None:
+    """The tables are read anew and compared with their topics: only what differs comes."""
+    caught_up(added)
+    assert added("capture", "remove", "shop", "--yes").code == 0
+    shop.execute("update orders set what = 'other' where id = 2")
+    shop.execute("insert into orders values (6, 'six')")
+    assert added("capture", "add", "shop", database.dsn(), "--tables", "orders").code == 0
+    caught_up(added)
+    rows = added("table", "scan", "shop.public.orders").rows
+    assert [row["what"] for row in rows if row["id"] in (2, 6)] == ["other", "six"]
+    with hr.connect(folder) as log:
+        assert sum(log.ends("shop.public.orders")) == 5 + 3
+    shop.execute("delete from orders where id = 1")
+    caught_up(added)
+    caught_up(added)
+    assert len(added("table", "scan", "shop.public.orders").rows) == 5
+
+
+def test_rows_that_went_while_it_was_removed(
+    added: Headrace, database: Database, shop: psycopg.Connection[Any]
+) -> None:
+    caught_up(added)
+    assert added("capture", "remove", "shop", "--yes").code == 0
+    shop.execute("delete from orders where id = 3")
+    assert added("capture", "add", "shop", database.dsn(), "--tables", "orders").code == 0
+    caught_up(added)
+    rows = added("table", "scan", "shop.public.orders").rows
+    assert [row["id"] for row in rows] == [1, 2, 4, 5]
+
+
+def test_the_publication_of_another_log_is_left_alone(
+    added: Headrace, database: Database, shop: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    other = ("--log", str(tmp_path / "other"))
+    caught_up(added)
+    done = added("capture", "add", "shop", database.dsn(), "--tables", "orders", *other)
+    assert done.code == 0, done.err
+    done = added("capture", "remove", "shop", "--yes", "--json", *other)
+    assert done.json["dropped"] == []
+    assert publications(shop) == ["headrace_shop"]
+
+
+def test_a_server_that_is_gone(added: Headrace, folder: str) -> None:
+    caught_up(added)
+    with hr.connect(folder) as log:
+        from headrace.capture.postgres import settings
+
+        settings.update(log, "shop", dsn="host=127.0.0.1 port=1 dbname=shop")
+    done = added("capture", "remove", "shop", "--yes")
+    assert (done.code, "--gone" in done.err) == (1, True)
+    assert added("capture", "remove", "shop", "--yes", "--gone").code == 0
+    assert added("capture", "status", "--json").json == []
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_errors_have_names(added: Headrace, database: Database) -> None:
+    error = added("capture", "add", "shop", database.dsn(), "--json").error
+    assert error["code"] == "HR-CAPTURE-027"
+    for command in ("run", "pause", "resume", "remove", "check"):
+        error = added(
+            "capture", command, "shap", "--json", *["--yes"] * (command == "remove")
+        ).error
+        assert error["code"] == "HR-CAPTURE-026", command
+        assert "shop" in error["fix"]
+    assert added("capture", "status", "shap", "--json").error["code"] == "HR-CAPTURE-026"
+    assert added("capture", "snapshot", "shap", "t", "--json").error["code"] == "HR-CAPTURE-026"
+    assert "HR-LOG-030" in added("capture", "add", "My Shop", database.dsn()).err
+    away = added("capture", "add", "b", "host=127.0.0.1 port=1 dbname=x", "--json").error
+    assert away["code"] == "HR-CAPTURE-024"
+    assert "HR-CAPTURE-024" in added("capture", "add", "b", database.server.dsn("nowhere")).err
+    assert "HR-LOG-001" in added("capture", "status", "--log", "nowhere").err
+
+
+def test_a_pattern_that_chooses_nothing(headrace: Headrace, database: Database) -> None:
+    done = headrace("capture", "add", "shop", database.dsn(), "--tables", "shop.*")
+    assert done.code == 1
+    assert "pattern shop.*" in done.err
+    assert "chooses nothing" in done.err
+    assert headrace("capture", "status", "--json").json == []
+
+
+def test_no_rights(headrace: Headrace, database: Database, shop: psycopg.Connection[Any]) -> None:
+    """A role that may do nothing is told the statements, for a person who may."""
+    role = f"reader_{database.name}"
+    shop.execute(f"create role {role} login")
+    try:
+        address = database.dsn(user=role)
+        done = headrace("capture", "add", "shop", address, "--tables", "orders")
+        assert done.code == 1
+        assert "HR-CAPTURE-028" in done.err
+        for statement in (
+            f'ALTER ROLE "{role}" REPLICATION;',
+            f'GRANT SELECT ON "public"."orders" TO "{role}";',
+        ):
+            assert statement in done.err
+        error = headrace("capture", "add", "shop", address, "--fix", "--json").error
+        assert "permission denied" in " ".join(error["details"]["refused"].values())
+        assert headrace("capture", "check", address, "--tables", "orders").code == 1
+        assert publications(shop) == []
+    finally:
+        shop.execute(f"drop owned by {role}")
+        shop.execute(f"drop role {role}")
+
+
+def test_fix_runs_what_helps(
+    headrace: Headrace, database: Database, shop: psycopg.Connection[Any]
+) -> None:
+    shop.execute("create table bare (id int not null, unique (id))")
+    done = headrace("capture", "add", "shop", database.dsn(), "--tables", "public.*")
+    assert done.code == 1
+    assert 'ALTER TABLE "public"."bare" REPLICA IDENTITY USING INDEX' in done.err
+    assert publications(shop) == []
+    shop.execute("insert into bare values (1)")
+    done = headrace("capture", "add", "shop", database.dsn(), "--tables", "public.*", "--fix")
+    assert done.code == 0, done.err
+    assert "captures 3 tables" in done.err
+    caught_up(headrace)
+    assert [row["id"] for row in headrace("table", "scan", "shop.public.bare").rows] == [1]
+
+
+def test_check_only_looks(
+    headrace: Headrace, database: Database, shop: psycopg.Connection[Any]
+) -> None:
+    done = headrace("capture", "check", database.dsn())
+    assert done.code == 0, done.out
+    assert "known by id" in done.out
+    assert "max_slot_wal_keep_size" in done.out
+    assert (slots(shop), publications(shop)) == ([], [])
+
+
+def test_a_password_is_neither_kept_nor_printed(
+    headrace: Headrace, database: Database, shop: psycopg.Connection[Any], folder: str
+) -> None:
+    secret = "very-secret-7"
+    done = headrace("capture", "add", "shop", database.dsn(password=secret), "--tables", "orders")
+    assert done.code == 0
+    assert "PGPASSWORD or ~/.pgpass" in done.err
+    said = done.err + done.out
+    for address in (f"postgresql://u:{secret}@127.0.0.1:1/x", f"postgresql://u:{secret} x@h/"):
+        done = headrace("capture", "add", "b", address)
+        assert done.code == 1
+        said += done.err + done.out
+    with hr.connect(folder) as log:
+        hr.capture(log, "other", f"postgresql://u:{secret}@127.0.0.1:1/x")
+    said += headrace("capture", "status").out
+    assert secret not in said
+    files = [path for path in Path(folder).rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if secret.encode() in path.read_bytes()]
+
+
+def test_numerics_as_text(
+    headrace: Headrace, database: Database, shop: psycopg.Connection[Any]
+) -> None:
+    shop.execute("insert into orders values (6, 'odd', 'NaN')")
+    options = ("--tables", "orders", "--numeric-as-text")
+    assert headrace("capture", "add", "shop", database.dsn(), *options).code == 0
+    assert caught_up(headrace)["tables"] == {"live": 1}
+    (row,) = headrace("table", "get", "shop.public.orders", "6").rows
+    assert row["amount"] == "NaN"
+
+
+# --- Python ---------------------------------------------------------------------------------------
+
+
+def test_hr_capture(
+    folder: str, database: Database, shop: psycopg.Connection[Any], headrace: Headrace
+) -> None:
+    with hr.connect(folder) as log:
+        capture = hr.capture(log, "shop", database.dsn(), tables=["orders"], chunk_rows=2)
+        capture.run("caught up")
+        assert log.table("shop.public.orders").scan().read_all().num_rows == 5
+        again = hr.capture(log, "shop")
+        assert (again.dsn, again.patterns) == (capture.dsn, ("orders",))
+        with pytest.raises(errors.UnknownCapture):
+            hr.capture(log, "other")
+        with pytest.raises(errors.BadSetting):
+            hr.capture(log, "shop", colour="red")
+    assert headrace("capture", "status", "--json").json[0]["capture"] == "shop"
+
+
+def test_without_the_client_library(
+    folder: str, headrace: Headrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def no_psycopg(name: str, *rest: Any, **more: Any) -> Any:
+        if name == "psycopg":
+            raise ImportError("No module named 'psycopg'")
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", no_psycopg)
+    done = headrace("capture", "status", "--json")
+    assert done.error["code"] == "HR-CAPTURE-025"
+    assert "headrace[postgres]" in done.error["fix"]
+    assert headrace("capture", "status", "--help").code == 0
+    with hr.connect(folder) as log, pytest.raises(errors.NoPsycopg):
+        hr.capture(log, "shop", "host=x")

@@ -1,0 +1,55 @@
+"""Seeded bugs of captures are caught: the tests of captures would notice.
+
+Can catch: a hunter that has become blind, and a bug whose place in the code has gone (all of them
+are switched on here). Cannot catch: bugs of a kind that nobody has thought of. Those that need a
+server take long: here only some are hunted, `./run faults capture --only bugs` hunts all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.testing.capture_bugs import BUGS, Bug, catch
+from headrace.testing.capture_case import SETTINGS
+from headrace.testing.postgres import Server
+
+QUICK = (
+    "it is confirmed before the log has it",
+    "half a transaction is an entry",
+    "an unchanged large value of the stream is null",
+    "an xid is taken for a resume point",
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(**SETTINGS) as server:
+        yield server
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "_"))
+def test_its_place_is_there(bug: Bug) -> None:
+    with bug.on():
+        pass
+
+
+@pytest.mark.parametrize(
+    "bug", [b for b in BUGS if b.where == "pure"], ids=lambda bug: bug.name.replace(" ", "_")
+)
+def test_caught_without_a_server(bug: Bug) -> None:
+    found = catch(bug)
+    assert found.caught_by, f"{bug.name}: {found.tries} tries, and nobody noticed"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", QUICK, ids=lambda name: name.replace(" ", "_"))
+def test_caught_with_a_server(name: str, server: Server) -> None:
+    (bug,) = [bug for bug in BUGS if bug.name == name]
+    found = catch(bug, server)
+    assert found.caught_by, f"{bug.name}: {found.tries} tries, and nobody noticed: {found.says}"
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len({bug.name for bug in BUGS}) >= 20
