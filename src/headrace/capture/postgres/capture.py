@@ -466,7 +466,7 @@ class Capture:
         for name, info in found.items():
             captured = self._tables[name]
             relation = _as_relation(info)
-            if captured.state.status == STOPPED or self._fits(captured, relation):
+            if captured.state.status == STOPPED or self._is_so(captured, info):
                 captured.differs_at = None
             elif captured.differs_at is None:
                 captured.differs_at = place
@@ -481,6 +481,11 @@ class Capture:
             one.differs_at is not None for one in self._tables.values()
         )
 
+    def _is_so(self, captured: Captured, info: catalog.TableInfo) -> bool:
+        """Whether a topic has the columns of a table: those, not others of the same names."""
+        numbers = {column.name: column.number for column in _streamed(info)}
+        return numbers == captured.state.columns and self._fits(captured, _as_relation(info))
+
     def _redefine(
         self, captured: Captured, relation: Relation, control: psycopg.Connection
     ) -> None:
@@ -494,6 +499,8 @@ class Capture:
         try:
             if found:
                 captured.info = found[0]
+                if self._is_so(captured, found[0]):
+                    return  # the topic is ahead of the stream: what comes is read as far as it goes
             redefine(captured, relation, self._numeric_as_text, lambda: self._save(lsn))
         except errors.HeadraceError as error:
             captured.state.status, captured.state.reason = STOPPED, error.fact

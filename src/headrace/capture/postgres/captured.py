@@ -31,12 +31,12 @@ from headrace.capture.postgres.operations import Format, format_of, operations
 from headrace.capture.postgres.protocol import Relation
 from headrace.capture.postgres.snapshot import Chunk
 from headrace.capture.postgres.state import LIVE, SNAPSHOTTING, TableState
+from headrace.capture.postgres.values import PgType, arrow_type
 from headrace.tables.hashing import hash64
 from headrace.tables.runs import differs
 
 if TYPE_CHECKING:
     from headrace.capture.postgres.catalog import TableInfo
-    from headrace.capture.postgres.values import PgType
     from headrace.log.embedded.log import EmbeddedLog
 
 Words = npt.NDArray[np.uint64]
@@ -116,7 +116,22 @@ class Captured:
         return found[1]
 
     def _format(self, columns: Sequence[tuple[str, PgType, int]]) -> Format:
-        return format_of(columns, self.own, self.state.key, numeric_as_text=self.numeric_as_text)
+        """Columns that have another type than the topic's are older than it, and left out."""
+        own = self.own
+        return format_of(
+            columns,
+            pa.schema(
+                [
+                    own.field(name)
+                    for name, kind, modifier in columns
+                    if name in own.names
+                    and own.field(name).type
+                    == arrow_type(kind, modifier, numeric_as_text=self.numeric_as_text)
+                ]
+            ),
+            self.state.key,
+            numeric_as_text=self.numeric_as_text,
+        )
 
     def forget_formats(self) -> None:
         """The topic has changed."""

@@ -1,10 +1,10 @@
 """A table has other columns than its topic: what the topic's next schema version is.
 
-A column that the table lost is retired; one that it got is added; a rename is seen by the number
-that a column keeps, and is both. A type that holds all values of the old one widens the column;
-any other begins a new generation of the topic, for which the table is read again. So it is after a
-rename, and where a new column has a value in rows that were there before (a default, which
-PostgreSQL does not log).
+A column is known by its number, which it keeps for ever, not by its name. One that the table lost
+is retired; one that it got is added; a rename is both, and so is a column that was dropped and made
+again under its name. A type that holds all values of the old one widens the column; any other
+begins a new generation of the topic. The table is then read again, as it is after a rename, and
+where a new column has a value in rows that were there before (a default, which is not logged).
 """
 
 from __future__ import annotations
@@ -37,20 +37,27 @@ def redefine(
         for column in relation.columns
     }  # fmt: skip
     now = {column.number: column for column in info.columns}
-    lost = [name for name in own.names if name not in wanted]
-    fresh = [name for name in wanted if name not in own.names]
+    numbers = {column.name: column.number for column in info.columns}
+    other = [n for n in own.names if n in wanted and numbers.get(n, 0) != state.columns.get(n)]
+    lost = [name for name in own.names if name not in wanted or name in other]
+    fresh = [name for name in wanted if name not in own.names or name in other]
     rename = {}
     for name in lost:
         column = now.get(state.columns.get(name, 0))
         if (
             column is not None
             and column.name in fresh
+            and column.name not in other
             and own.field(name).type == wanted[column.name]
         ):
             rename[name] = column.name
     retire = [name for name in lost if name not in rename]
     add = [name for name in fresh if name not in rename.values()]
-    retype = {n: wanted[n] for n in own.names if n in wanted and wanted[n] != own.field(n).type}
+    retype = {
+        name: wanted[name]
+        for name in own.names
+        if name in wanted and name not in other and wanted[name] != own.field(name).type
+    }
     topic = log.topic(state.topic)
     widen = {}
     try:
@@ -58,22 +65,17 @@ def redefine(
         widen, retype = retype, {}
     except errors.SchemaChangeRefused:
         pass
-    if (
-        retype
-        or rename
-        or any(
-            column.name in add and (column.missing is not None or column.default is not None)
-            for column in info.columns
-        )
-    ):
+    filled = [c for c in info.columns if c.missing is not None or c.default is not None]
+    if retype or rename or other or any(column.name in add for column in filled):
         state.read_again(thorough=False)
         save()
-    captured.chunk = None
     captured.forget_formats()
     captured.chunk = None  # it was read with the columns of before
-    if retire or rename or add:
+    if retire or rename:
+        log.alter_topic(state.topic, retire=retire, rename=rename)
+    if add:
         fields = pa.schema([pa.field(name, wanted[name]) for name in add])
-        log.alter_topic(state.topic, retire=retire, rename=rename, add=fields if add else None)
+        log.alter_topic(state.topic, add=fields)
     if widen or retype:
         log.alter_topic(state.topic, widen=widen, retype=retype)
-    state.columns = {c.name: c.number for c in info.columns if c.name in wanted}
+    state.columns = {name: numbers[name] for name in wanted if name in numbers}
