@@ -250,12 +250,16 @@ def test_a_table_that_cannot_be_carried_stops_and_the_others_go_on(
     run = connection.execute
     run("create table bad(id int primary key, n numeric(4, 1))")
     run("create table nokey(n int)")
+    run("create table equal(n int)")  # its rows cannot be told apart
+    run("alter table equal replica identity full")
     run("insert into bad values (1, 1.5)")
     shop = capture(log, database.dsn())
     shop.run("caught up")
     assert shop.state is not None
     assert shop.state.tables["public.nokey"].status == "stopped"
-    assert "primary key" in shop.state.tables["public.nokey"].reason
+    for table in ("nokey", "equal"):
+        assert shop.state.tables[f"public.{table}"].status == "stopped"
+        assert "primary key" in shop.state.tables[f"public.{table}"].reason
     run("insert into bad values (2, 'NaN')")
     Writer(connection, ["a"], "x").change()
     shop.run("caught up")

@@ -351,7 +351,7 @@ class Capture:
         full = f"{name[0]}.{name[1]}"
         state = self.state.tables.get(full)
         if state is None:
-            key = info.identity if info.replica_identity == "i" else info.key or info.identity
+            key = info.identity if info.replica_identity == "i" else info.key
             state = TableState(
                 topic=f"{self.name}.{full}",
                 key=list(key),
