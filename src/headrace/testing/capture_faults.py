@@ -120,6 +120,7 @@ def _say(text: str) -> None:
 
 def _bugs(chosen: argparse.Namespace) -> int:
     from headrace.testing.capture_bugs import BEGIN, END, hunt, table
+    from headrace.testing.hunt import put_between
 
     found = hunt(chosen.name, _say)
     if chosen.json:
@@ -127,9 +128,5 @@ def _bugs(chosen: argparse.Namespace) -> int:
     else:
         print(table(found))
     if chosen.write:
-        text = Path(chosen.write).read_text(encoding="utf-8")
-        before, _, rest = text.partition(BEGIN)
-        _, _, behind = rest.partition(END)
-        made = f"{before}{BEGIN}\n{table(found)}\n{END}{behind}"
-        Path(chosen.write).write_text(made, encoding="utf-8")
+        put_between(chosen.write, BEGIN, END, table(found))
     return 0 if all(one.caught_by for one in found) else 1

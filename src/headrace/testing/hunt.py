@@ -100,8 +100,13 @@ def table(found: list[Catch]) -> str:
 
 
 def write_table(path: str, found: list[Catch]) -> None:
-    """Put the table between its marks in a file."""
+    """Put the table where the page has its place for it."""
+    put_between(path, BEGIN, END, table(found))
+
+
+def put_between(path: str, begin: str, end: str, made: str) -> None:
+    """Put a text into a page, between two marks."""
     text = Path(path).read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, behind = rest.partition(END)
-    Path(path).write_text(f"{before}{BEGIN}\n{table(found)}\n{END}{behind}", encoding="utf-8")
+    before, _, rest = text.partition(begin)
+    _, _, behind = rest.partition(end)
+    Path(path).write_text(f"{before}{begin}\n{made}\n{end}{behind}", encoding="utf-8")

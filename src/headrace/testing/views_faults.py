@@ -229,6 +229,7 @@ def _folder() -> Iterator[str]:
 
 
 def _bugs(chosen: argparse.Namespace) -> int:
+    from headrace.testing.hunt import put_between
     from headrace.testing.views_bugs import BEGIN, END, hunt, table
 
     found = hunt("", _say, _session)
@@ -237,9 +238,5 @@ def _bugs(chosen: argparse.Namespace) -> int:
     else:
         print(table(found))
     if chosen.write:
-        text = Path(chosen.write).read_text(encoding="utf-8")
-        before, _, rest = text.partition(BEGIN)
-        _, _, behind = rest.partition(END)
-        made = f"{before}{BEGIN}\n{table(found)}\n{END}{behind}"
-        Path(chosen.write).write_text(made, encoding="utf-8")
+        put_between(chosen.write, BEGIN, END, table(found))
     return 0 if all(one.caught_by for one in found) else 1
