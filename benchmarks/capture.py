@@ -27,9 +27,9 @@ import psycopg
 
 import headrace as hr
 from benchmarks.kit import PAIRS, Bench, arguments, progress
-from headrace.capture.postgres import catalog
-from headrace.capture.postgres.capture import Capture
-from headrace.capture.postgres.stream import Stream
+from headrace.sources.postgres import catalog
+from headrace.sources.postgres.capture import Capture
+from headrace.sources.postgres.stream import Stream
 from headrace.testing.postgres import Server
 
 TABLE = """

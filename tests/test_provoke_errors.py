@@ -30,12 +30,12 @@ from xxhash import xxh3_64_hexdigest
 
 import headrace as hr
 from headrace import errors
-from headrace.capture.postgres import capture as capturing
-from headrace.capture.postgres import settings as asked
-from headrace.capture.postgres.prepare import reached
-from headrace.capture.postgres.protocol import frame
-from headrace.capture.postgres.transactions import Assembler
-from headrace.capture.postgres.values import PgType, arrow_type, convert
+from headrace.sources.postgres import capture as capturing
+from headrace.sources.postgres import settings as asked
+from headrace.sources.postgres.prepare import reached
+from headrace.sources.postgres.protocol import frame
+from headrace.sources.postgres.transactions import Assembler
+from headrace.sources.postgres.values import PgType, arrow_type, convert
 from headrace.cli.main import as_usage, cli
 from headrace.log.embedded import system
 from headrace.log.embedded.log import EmbeddedLog

@@ -22,7 +22,7 @@ from headrace import errors
 from headrace.settings import LogSettings
 
 if TYPE_CHECKING:
-    from headrace.capture.postgres.capture import Capture
+    from headrace.sources.postgres.capture import Capture
     from headrace.log.embedded.log import EmbeddedLog
     from headrace.log.producer import Producer
     from headrace.log.transaction import Transaction
@@ -43,9 +43,6 @@ _LAZY = {
     "Writer": "headrace.log.writer",
     "Pipeline": "headrace.pipelines.pipeline",
 }
-
-# The function `capture` has the name of a package. Loaded later, the package would take its place.
-importlib.import_module("headrace.capture")
 
 
 def connect(target: str | os.PathLike[str], *, create: bool = True, **settings: Any) -> EmbeddedLog:
@@ -80,10 +77,10 @@ def capture(
     `dsn` and `tables` are kept in the log, without the password: left out, they are as last time.
     `options` are those of `Capture`, e.g. `numeric_as_text=True`.
     """
-    from headrace.capture.postgres.client import need_psycopg
+    from headrace.sources.postgres.client import need_psycopg
 
     need_psycopg()
-    from headrace.capture.postgres.entry import entered
+    from headrace.sources.postgres.entry import entered
 
     return entered(log, name, dsn, tables, options)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from headrace.capture.postgres.capture import Capture
+from headrace.sources.postgres.capture import Capture
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.testing.capture_case import TABLE, Writer
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from headrace.capture.postgres import catalog, resume
+from headrace.sources.postgres import catalog, resume
 from headrace.testing.postgres import Server, fresh_database
 
 Provocation = Callable[[Server, str], None]

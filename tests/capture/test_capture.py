@@ -147,7 +147,7 @@ def test_every_state_in_the_log_is_one_between_two_transactions(
 
 CHILD = """
 import sys, headrace as hr
-from headrace.capture.postgres.capture import Capture
+from headrace.sources.postgres.capture import Capture
 with hr.connect(sys.argv[1]) as log:
     Capture(log, "shop", sys.argv[2], chunk_rows=5, heartbeat_seconds=0.2).run()
 """

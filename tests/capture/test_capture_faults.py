@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.capture.postgres.capture import Capture
+from headrace.sources.postgres.capture import Capture
 from headrace.testing.capture_case import NAME, make_table, make_tables, stepped
 from headrace.testing.capture_case import differences as differ
 from headrace.testing.postgres import Server

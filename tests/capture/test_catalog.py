@@ -11,7 +11,7 @@ import dataclasses
 
 import pytest
 
-from headrace.capture.postgres import catalog
+from headrace.sources.postgres import catalog
 from headrace.testing.postgres import Server
 from tests.capture.conftest import Database
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.capture.complete import DELETE, INSERT, UPDATE
+from headrace.sources.complete import DELETE, INSERT, UPDATE
 from headrace.testing.capture_pure import Case, Operation, counter_example, random_case, wrong
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from headrace.capture.postgres import catalog
-from headrace.capture.postgres.preflight import Finding, Wanted, findings, fix
+from headrace.sources.postgres import catalog
+from headrace.sources.postgres.preflight import Finding, Wanted, findings, fix
 from headrace.testing.postgres import Server
 from tests.capture.conftest import Database
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.capture.postgres import protocol
-from headrace.capture.postgres.protocol import (
+from headrace.sources.postgres import protocol
+from headrace.sources.postgres.protocol import (
     EPOCH_US,
     UNCHANGED,
     Column,

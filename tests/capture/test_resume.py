@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 
 from headrace import errors
-from headrace.capture.postgres import catalog
+from headrace.sources.postgres import catalog
 from headrace.testing.postgres import Server, fresh_database
 from tests.capture.conftest import Database
 from tests.capture.provocations import PROVOCATIONS, Provocation, capture, check

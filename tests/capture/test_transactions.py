@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.capture.postgres import protocol, transactions
-from headrace.capture.postgres.protocol import (
+from headrace.sources.postgres import protocol, transactions
+from headrace.sources.postgres.protocol import (
     EPOCH_US,
     KEY,
     OLD,
@@ -34,7 +34,7 @@ from headrace.capture.postgres.protocol import (
     frame,
     status_update,
 )
-from headrace.capture.postgres.transactions import Assembler, Transaction
+from headrace.sources.postgres.transactions import Assembler, Transaction
 from headrace.errors import BadReplicationData
 from tests.capture.conftest import Database
 from tests.capture.test_protocol import (

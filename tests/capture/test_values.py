@@ -27,9 +27,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.capture.postgres import values
-from headrace.capture.postgres.catalog import types
-from headrace.capture.postgres.values import PgType, arrow_type, convert
+from headrace.sources.postgres import values
+from headrace.sources.postgres.catalog import types
+from headrace.sources.postgres.values import PgType, arrow_type, convert
 from headrace.errors import TypeNotCarried, ValueNotCarried
 from tests.capture.conftest import Database
 

@@ -137,7 +137,7 @@ def test_status_says_how_far_it_is(added: Headrace, shop: psycopg.Connection[Any
 def test_status_without_the_server(added: Headrace, folder: str) -> None:
     caught_up(added)
     with hr.connect(folder) as log:
-        from headrace.capture.postgres import settings
+        from headrace.sources.postgres import settings
 
         settings.update(log, "shop", dsn="host=127.0.0.1 port=1 dbname=shop")
     done = added("capture", "status")
@@ -246,7 +246,7 @@ def test_progress_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from headrace.capture.postgres.capture import Progress
+    from headrace.sources.postgres.capture import Progress
     from headrace.cli.capture import Said, progress_line
 
     far = Progress("public.orders", 50_000, 200_000, 2.0)
@@ -349,7 +349,7 @@ def test_the_publication_of_another_log_is_left_alone(
 def test_a_server_that_is_gone(added: Headrace, folder: str) -> None:
     caught_up(added)
     with hr.connect(folder) as log:
-        from headrace.capture.postgres import settings
+        from headrace.sources.postgres import settings
 
         settings.update(log, "shop", dsn="host=127.0.0.1 port=1 dbname=shop")
     done = added("capture", "remove", "shop", "--yes")

@@ -26,9 +26,9 @@ from headrace.cli.options import (
 from headrace.errors import BadUsage, SourceAway, SourceNotReady, UnknownTopic, nearest
 
 if TYPE_CHECKING:
-    from headrace.capture.postgres.capture import Capture, Progress
-    from headrace.capture.postgres.preflight import Finding
-    from headrace.capture.postgres.status import Status
+    from headrace.sources.postgres.capture import Capture, Progress
+    from headrace.sources.postgres.preflight import Finding
+    from headrace.sources.postgres.status import Status
     from headrace.log.embedded.log import EmbeddedLog
 
 AGAIN_SECONDS = 60.0
@@ -43,7 +43,7 @@ class Captures(Command):
         """`callback` is what it does."""
 
         def checked(*arguments: Any, **options: Any) -> Any:
-            from headrace.capture.postgres.client import need_psycopg
+            from headrace.sources.postgres.client import need_psycopg
 
             need_psycopg()
             return callback(*arguments, **options)
@@ -66,7 +66,7 @@ tables_option = click.option(
 
 
 def _patterns(tables: Iterable[str]) -> tuple[str, ...]:
-    from headrace.capture.postgres.settings import EVERYTHING
+    from headrace.sources.postgres.settings import EVERYTHING
 
     found = [pattern for text in tables for pattern in listed(text)]
     if found and all(pattern.startswith("!") for pattern in found):
@@ -103,8 +103,8 @@ def add(
     Makes the publication; the slot is made when the capture first runs. A password in ADDRESS is
     used now and not kept: PGPASSWORD or ~/.pgpass supplies it later.
     """
-    from headrace.capture.postgres import settings as asked
-    from headrace.capture.postgres.prepare import prepared, reached, wanted
+    from headrace.sources.postgres import settings as asked
+    from headrace.sources.postgres.prepare import prepared, reached, wanted
 
     asked.check_name(name)
     kept, secret = asked.without_password(address)
@@ -187,9 +187,9 @@ def _told(found: list[Finding], refused: dict[str, str]) -> list[str]:
 @json_option
 def check(what: str, tables: tuple[str, ...], path: str, as_json: bool) -> None:
     """Look whether a database is ready to be captured; only looks. Exit code 1 if it is not."""
-    from headrace.capture.postgres import preflight
-    from headrace.capture.postgres import settings as asked
-    from headrace.capture.postgres.prepare import reached, wanted
+    from headrace.sources.postgres import preflight
+    from headrace.sources.postgres import settings as asked
+    from headrace.sources.postgres.prepare import reached, wanted
 
     if "://" in what or "=" in what:
         address, want = what, wanted("check", _patterns(tables))
@@ -228,9 +228,9 @@ def run(name: str, until_caught_up: bool, path: str, as_json: bool) -> None:
     waited for; one that cannot be reached at the start is an error.
     """
     import headrace
-    from headrace.capture.postgres import settings as asked
-    from headrace.capture.postgres.catalog import lsn_text
-    from headrace.capture.postgres.prepare import reached, refusals
+    from headrace.sources.postgres import settings as asked
+    from headrace.sources.postgres.catalog import lsn_text
+    from headrace.sources.postgres.prepare import reached, refusals
 
     began = time.monotonic()
     with open_log(path) as log:
@@ -240,7 +240,7 @@ def run(name: str, until_caught_up: bool, path: str, as_json: bool) -> None:
         with reached(settings.dsn):
             pass
         said = Said(as_json)
-        said.capture = running = headrace.capture(log, name, report=said.progress, lost=said.lost)
+        said.capture = running = headrace.sources(log, name, report=said.progress, lost=said.lost)
         try:
             with refusals(settings.dsn):
                 _run(log, running, said, until_caught_up=until_caught_up)
@@ -268,7 +268,7 @@ def run(name: str, until_caught_up: bool, path: str, as_json: bool) -> None:
 
 def _run(log: EmbeddedLog, running: Capture, said: Said, *, until_caught_up: bool) -> None:
     """Run, stand still while it is paused, end when it is removed."""
-    from headrace.capture.postgres import settings as asked
+    from headrace.sources.postgres import settings as asked
 
     name = running.name
     while True:
@@ -360,7 +360,7 @@ def progress_line(progress: Progress, rate: float) -> str:
 @json_option
 def snapshot(name: str, table: str, path: str, as_json: bool) -> None:
     """Ask capture NAME to read TABLE anew, while changes go on; for one that was stopped too."""
-    from headrace.capture.postgres import settings as asked
+    from headrace.sources.postgres import settings as asked
 
     full = table if "." in table else f"public.{table}"
     with open_log(path) as log:
@@ -404,7 +404,7 @@ def resume(name: str, path: str, as_json: bool) -> None:
 
 
 def _set_paused(name: str, path: str, as_json: bool, *, paused: bool) -> None:
-    from headrace.capture.postgres import settings as asked
+    from headrace.sources.postgres import settings as asked
 
     with open_log(path) as log:
         asked.update(log, name, paused=paused)
@@ -428,9 +428,9 @@ def _set_paused(name: str, path: str, as_json: bool, *, paused: bool) -> None:
 @json_option
 def remove(name: str, yes: bool, gone: bool, path: str, as_json: bool) -> None:
     """Remove capture NAME: drop its slot and publication at the server; its topics stay."""
-    from headrace.capture.postgres import remove as ending
-    from headrace.capture.postgres import settings as asked
-    from headrace.capture.postgres.prepare import reached
+    from headrace.sources.postgres import remove as ending
+    from headrace.sources.postgres import settings as asked
+    from headrace.sources.postgres.prepare import reached
 
     with open_log(path) as log:
         settings = asked.get(log, name)
@@ -474,8 +474,8 @@ def status(name: str | None, path: str, as_json: bool) -> None:
 
     The server is looked at twice, a second apart, to tell how what it keeps grows.
     """
-    from headrace.capture.postgres import settings as asked
-    from headrace.capture.postgres.status import statuses
+    from headrace.sources.postgres import settings as asked
+    from headrace.sources.postgres.status import statuses
 
     with open_log(path) as log:
         names = [name] if name is not None else list(asked.everything(log))

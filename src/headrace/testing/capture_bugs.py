@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from headrace.capture import complete
-from headrace.capture.postgres import operations
-from headrace.capture.postgres.capture import Capture
-from headrace.capture.postgres.captured import Captured
-from headrace.capture.postgres.group import Group
-from headrace.capture.postgres.transactions import MemorySpill
+from headrace.sources import complete
+from headrace.sources.postgres import operations
+from headrace.sources.postgres.capture import Capture
+from headrace.sources.postgres.captured import Captured
+from headrace.sources.postgres.group import Group
+from headrace.sources.postgres.transactions import MemorySpill
 from headrace.testing import capture_case, capture_pure
 from headrace.testing.hunt import Catch, _short, table
 from headrace.testing.postgres import Server

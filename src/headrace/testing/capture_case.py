@@ -33,10 +33,10 @@ import psycopg
 
 import headrace as hr
 from headrace import errors
-from headrace.capture.postgres import snapshot
-from headrace.capture.postgres.capture import Capture
-from headrace.capture.postgres.state import settings_name, writer_name
-from headrace.capture.postgres.stream import Stream
+from headrace.sources.postgres import snapshot
+from headrace.sources.postgres.capture import Capture
+from headrace.sources.postgres.state import settings_name, writer_name
+from headrace.sources.postgres.stream import Stream
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.writer import WriterTransaction, state_counter
 from headrace.testing.postgres import Server, fresh_database

@@ -25,9 +25,9 @@ import psycopg
 
 import headrace as hr
 from headrace import errors
-from headrace.capture.postgres import catalog
-from headrace.capture.postgres.capture import Capture
-from headrace.capture.postgres.state import settings_name, writer_name
+from headrace.sources.postgres import catalog
+from headrace.sources.postgres.capture import Capture
+from headrace.sources.postgres.state import settings_name, writer_name
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.writer import state_counter
 from headrace.testing.capture_case import (
@@ -47,7 +47,7 @@ from headrace.testing.postgres import Server, fresh_database
 
 CHILD = """
 import sys, headrace as hr
-from headrace.capture.postgres.capture import Capture
+from headrace.sources.postgres.capture import Capture
 with hr.connect(sys.argv[1]) as log:
     Capture(log, "shop", sys.argv[2], chunk_rows=200, heartbeat_seconds=0.2).run()
 """

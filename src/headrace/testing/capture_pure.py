@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headrace.capture import complete as completing
-from headrace.capture.complete import (
+from headrace.sources import complete as completing
+from headrace.sources.complete import (
     DELETE,
     INSERT,
     UPDATE,

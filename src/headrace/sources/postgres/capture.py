@@ -35,13 +35,13 @@ import pyarrow as pa
 from psycopg import sql
 
 from headrace import errors
-from headrace.capture.postgres import catalog, resume
-from headrace.capture.postgres.captured import META, Captured, with_meta
-from headrace.capture.postgres.group import Group
-from headrace.capture.postgres.protocol import Column, Message, Relation, Rows, Truncate
-from headrace.capture.postgres.redefine import redefine
-from headrace.capture.postgres.snapshot import CHUNK_ROWS, read_chunk
-from headrace.capture.postgres.state import (
+from headrace.sources.postgres import catalog, resume
+from headrace.sources.postgres.captured import META, Captured, with_meta
+from headrace.sources.postgres.group import Group
+from headrace.sources.postgres.protocol import Column, Message, Relation, Rows, Truncate
+from headrace.sources.postgres.redefine import redefine
+from headrace.sources.postgres.snapshot import CHUNK_ROWS, read_chunk
+from headrace.sources.postgres.state import (
     SNAPSHOTTING,
     STOPPED,
     State,
@@ -49,9 +49,9 @@ from headrace.capture.postgres.state import (
     settings_name,
     writer_name,
 )
-from headrace.capture.postgres.stream import Stream
-from headrace.capture.postgres.transactions import Transaction
-from headrace.capture.postgres.values import PgType, arrow_type
+from headrace.sources.postgres.stream import Stream
+from headrace.sources.postgres.transactions import Transaction
+from headrace.sources.postgres.values import PgType, arrow_type
 from headrace.model.schema import RESERVED
 from headrace.tables.hashing import hash64
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 from psycopg import sql
 from pyarrow import csv
 
-from headrace.capture.postgres.catalog import TableInfo
+from headrace.sources.postgres.catalog import TableInfo
 
 CHUNK_ROWS = 50_000
 

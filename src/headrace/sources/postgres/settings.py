@@ -19,7 +19,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace import errors
-from headrace.capture.postgres.state import State, settings_name, writer_name
+from headrace.sources.postgres.state import State, settings_name, writer_name
 from headrace.log.writer import state_counter
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from headrace.capture.postgres import settings as asked
-from headrace.capture.postgres.catalog import lsn_text
-from headrace.capture.postgres.prepare import one_line, patient
+from headrace.sources.postgres import settings as asked
+from headrace.sources.postgres.catalog import lsn_text
+from headrace.sources.postgres.prepare import one_line, patient
 from headrace.clock import SystemClock
 
 if TYPE_CHECKING:
-    from headrace.capture.postgres.state import State
+    from headrace.sources.postgres.state import State
     from headrace.log.embedded.log import EmbeddedLog
 
 LOOK = """

@@ -25,7 +25,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import namedtuple_row
 
-from headrace.capture.postgres.values import PgType
+from headrace.sources.postgres.values import PgType
 
 Connection = psycopg.Connection[Any]
 TableName = tuple[str, str]

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from headrace import errors
-from headrace.capture.postgres.captured import Captured
-from headrace.capture.postgres.protocol import Relation
-from headrace.capture.postgres.values import arrow_type
+from headrace.sources.postgres.captured import Captured
+from headrace.sources.postgres.protocol import Relation
+from headrace.sources.postgres.values import arrow_type
 from headrace.model.evolution import evolve
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from headrace.capture.complete import Numbers
-from headrace.capture.postgres.protocol import Message, Rows, Truncate
-from headrace.capture.postgres.transactions import Transaction
+from headrace.sources.complete import Numbers
+from headrace.sources.postgres.protocol import Message, Rows, Truncate
+from headrace.sources.postgres.transactions import Transaction
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 Run = tuple[int, int, Rows]

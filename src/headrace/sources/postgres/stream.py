@@ -16,7 +16,7 @@ from types import TracebackType
 import psycopg
 from psycopg import pq
 
-from headrace.capture.postgres.protocol import (
+from headrace.sources.postgres.protocol import (
     XLOG_DATA,
     XLOG_DATA_HEADER,
     Keepalive,
@@ -25,7 +25,7 @@ from headrace.capture.postgres.protocol import (
     lsn_text,
     status_update,
 )
-from headrace.capture.postgres.transactions import Assembler, Transaction
+from headrace.sources.postgres.transactions import Assembler, Transaction
 from headrace.clock import SystemClock
 
 STATUS_SECONDS = 5.0

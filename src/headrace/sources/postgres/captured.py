@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace import errors
-from headrace.capture.complete import (
+from headrace.sources.complete import (
     Completed,
     Lookup,
     Numbers,
@@ -26,17 +26,17 @@ from headrace.capture.complete import (
     joined,
     whole_keys,
 )
-from headrace.capture.postgres.group import TIMESTAMP, OfTable, Run
-from headrace.capture.postgres.operations import Format, format_of, operations
-from headrace.capture.postgres.protocol import Relation
-from headrace.capture.postgres.snapshot import Chunk
-from headrace.capture.postgres.state import LIVE, SNAPSHOTTING, TableState
-from headrace.capture.postgres.values import PgType, arrow_type
+from headrace.sources.postgres.group import TIMESTAMP, OfTable, Run
+from headrace.sources.postgres.operations import Format, format_of, operations
+from headrace.sources.postgres.protocol import Relation
+from headrace.sources.postgres.snapshot import Chunk
+from headrace.sources.postgres.state import LIVE, SNAPSHOTTING, TableState
+from headrace.sources.postgres.values import PgType, arrow_type
 from headrace.tables.hashing import hash64
 from headrace.tables.runs import differs
 
 if TYPE_CHECKING:
-    from headrace.capture.postgres.catalog import TableInfo
+    from headrace.sources.postgres.catalog import TableInfo
     from headrace.log.embedded.log import EmbeddedLog
 
 Words = npt.NDArray[np.uint64]

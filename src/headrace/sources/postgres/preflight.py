@@ -21,15 +21,15 @@ from typing import Any, Literal
 import psycopg
 
 from headrace import errors
-from headrace.capture.postgres import catalog
-from headrace.capture.postgres.catalog import (
+from headrace.sources.postgres import catalog
+from headrace.sources.postgres.catalog import (
     Connection,
     Publication,
     TableInfo,
     identifier,
     quoted,
 )
-from headrace.capture.postgres.values import arrow_type
+from headrace.sources.postgres.values import arrow_type
 
 OLDEST = 14
 KEEP_AT_LEAST_MB = 1024

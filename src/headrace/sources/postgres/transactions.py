@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Protocol
 
-from headrace.capture.postgres.protocol import (
+from headrace.sources.postgres.protocol import (
     EPOCH_US,
     Message,
     Relation,

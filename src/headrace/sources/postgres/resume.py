@@ -39,7 +39,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from headrace import errors
-from headrace.capture.postgres.catalog import (
+from headrace.sources.postgres.catalog import (
     Identity,
     Note,
     Publication,

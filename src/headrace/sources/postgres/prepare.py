@@ -14,9 +14,9 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace import errors
-from headrace.capture.postgres import preflight
-from headrace.capture.postgres.preflight import Finding, Wanted
-from headrace.capture.postgres.settings import without_password
+from headrace.sources.postgres import preflight
+from headrace.sources.postgres.preflight import Finding, Wanted
+from headrace.sources.postgres.settings import without_password
 
 CONNECT_SECONDS = "10"
 

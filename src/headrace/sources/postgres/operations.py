@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.capture.complete import DELETE, INSERT, UPDATE, Operations
-from headrace.capture.postgres.protocol import OLD, RawColumns, Rows, join
-from headrace.capture.postgres.values import PgType, convert
+from headrace.sources.complete import DELETE, INSERT, UPDATE, Operations
+from headrace.sources.postgres.protocol import OLD, RawColumns, Rows, join
+from headrace.sources.postgres.values import PgType, convert
 
 KINDS = {"i": INSERT, "u": UPDATE, "d": DELETE}
 Numbers = npt.NDArray[np.int64]

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headrace import errors
-from headrace.capture.postgres import settings as asked
-from headrace.capture.postgres.capture import Capture
+from headrace.sources.postgres import settings as asked
+from headrace.sources.postgres.capture import Capture
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog

@@ -15,9 +15,9 @@ import psycopg
 from psycopg import sql
 
 from headrace import errors
-from headrace.capture.postgres import catalog
-from headrace.capture.postgres import settings as asked
-from headrace.capture.postgres.state import State, settings_name, writer_name
+from headrace.sources.postgres import catalog
+from headrace.sources.postgres import settings as asked
+from headrace.sources.postgres.state import State, settings_name, writer_name
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
