@@ -240,7 +240,7 @@ def run(name: str, until_caught_up: bool, path: str, as_json: bool) -> None:
         with reached(settings.dsn):
             pass
         said = Said(as_json)
-        said.capture = running = headrace.sources(log, name, report=said.progress, lost=said.lost)
+        said.capture = running = headrace.capture(log, name, report=said.progress, lost=said.lost)
         try:
             with refusals(settings.dsn):
                 _run(log, running, said, until_caught_up=until_caught_up)
