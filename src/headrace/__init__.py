@@ -22,7 +22,6 @@ from headrace import errors
 from headrace.settings import LogSettings
 
 if TYPE_CHECKING:
-    from headrace.sources.postgres.capture import Capture
     from headrace.log.embedded.log import EmbeddedLog
     from headrace.log.producer import Producer
     from headrace.log.transaction import Transaction
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.model.records import Batch, Piece, Receipt
     from headrace.model.topic import Topic
     from headrace.pipelines.pipeline import Pipeline
+    from headrace.sources.postgres.capture import Capture
 
 __version__ = "0.1.0"
 

@@ -1,4 +1,5 @@
 """First builds go through the loading path: runs laid aside, in memory or on the disk, then merged.
+Entries of more rows than a step are cut, in builds and by live views, and published whole.
 
 Random views without Spark, some of them defined late or changed, are built in chunks of a few rows
 with collections so small that every chunk counts as large. Can catch: rows that are lost, doubled
@@ -9,12 +10,17 @@ only real sizes do (tests/tables/test_collection.py has the collections themselv
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import headrace as hr
+from headrace.pipelines.views import run as loop
 from headrace.tables import levels
 from headrace.tables.sliced import Run
+from headrace.testing import views_case
 from headrace.testing.views_case import told
 from headrace.testing.views_plain import attempt, plain_case
 
@@ -34,8 +40,10 @@ def test_builds_that_lay_runs_aside_are_right(
         settle(self, aside)
 
     monkeypatch.setattr(levels.Levels, "settle", counted)
-    for name, value in (("SLICE", 2), ("FAN", 2), ("HELD_BYTES", held_bytes)):
+    for name, value in (("SLICE", 2), ("FAN", 2)):
         monkeypatch.setattr(levels, name, value)
+    options = dict(loop.Runner.__init__.__kwdefaults__, memory_bytes=held_bytes)
+    monkeypatch.setattr(loop.Runner.__init__, "__kwdefaults__", options)
     late = changed = 0
     for seed in range(CASES):
         case = plain_case(f"build{seed}")
@@ -46,3 +54,49 @@ def test_builds_that_lay_runs_aside_are_right(
     assert min(late, changed) > 5
     assert max(runs for runs, _ in settled) > 1
     assert any(in_memory for _, in_memory in settled) == (held_bytes > 0)
+
+
+def test_entries_that_are_cut_are_published_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row is read by itself, and is a step: every commit is still a whole entry."""
+    settings = replace(views_case.SETTINGS, inline_bytes_max=1, chunk_bytes=1)
+    monkeypatch.setattr(views_case, "SETTINGS", settings)
+    cuts = 0
+    large_entry = loop.Runner._large_entry
+
+    def counted(self: Any, *given: Any) -> bool:
+        nonlocal cuts
+        cuts += 1
+        return large_entry(self, *given)
+
+    monkeypatch.setattr(loop.Runner, "_large_entry", counted)
+    for seed in range(CASES // 2):
+        case = replace(plain_case(f"cut{seed}"), batch_rows=1 + seed % 3)
+        wrong = attempt(case)
+        assert wrong is None, told(case, wrong)
+    assert cuts > CASES
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_half_an_entry_may_break_a_view_that_the_whole_does_not(
+    spark: Any, tmp_path: Path, live: bool
+) -> None:
+    """For a moment two rows have one key: then the entry is taken in one step."""
+    settings = {"inline_bytes_max": 1, "chunk_bytes": 1}
+    with hr.connect(tmp_path / "log", **settings) as log:
+        log.create_topic("t", "id bigint, k bigint", key="id", kind="changes")
+        log.append("t", [{"id": 1, "k": 1}, {"id": 3, "k": 3}])
+        pipeline = hr.Pipeline("p")
+        pipeline.table("t")
+        pipeline.view("v", key="k", sql="SELECT k, id FROM t")
+        if live:
+            pipeline.run(log, until="caught up", spark=spark, batch_rows=1)
+        log.append("t", [{"id": 2, "k": 1, "_weight": 1}, {"id": 1, "k": 1, "_weight": -1}])
+        pipeline.run(log, until="caught up", spark=spark, batch_rows=1)
+        assert sorted(pipeline.rows("v").to_pylist(), key=str) == [
+            {"k": 1, "id": 2},
+            {"k": 3, "id": 3},
+        ]
+        bad = log.append("t", [{"id": 4, "k": 1}, {"id": 5, "k": 5}])
+        with pytest.raises(hr.errors.ViewStopped) as stopped:
+            pipeline.run(log, until="caught up", spark=spark, batch_rows=1)
+        assert str(bad.position) in str(stopped.value.why)

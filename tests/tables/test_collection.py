@@ -77,9 +77,8 @@ def test_a_collection_that_is_loaded_is_its_changes_added_up(
     rng = random.Random(seed)
     small_levels(monkeypatch, rng)
     monkeypatch.setattr(levels, "FAN", rng.choice([2, 3]))
-    monkeypatch.setattr(levels, "HELD_BYTES", rng.choice([0, 5_000, 1 << 20]))
     schema = ORDERED if seed % 2 else PLAIN
-    packs = Packs(str(tmp_path / "packs"))
+    packs = Packs(str(tmp_path / "packs"), may_hold=rng.choice([0, 5_000, 1 << 20]))
     collection, world = Collection(packs, schema), dict[Row, int]()
     for number in range(24):
         attempt = packs.attempt(number)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace import errors
+from headrace.interfaces import Kept, TargetDescriptor
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,6 +74,7 @@ class Pipeline:
         self.name = _checked(name, "a pipeline")
         self.inputs: dict[str, Input] = {}
         self.views: dict[str, View] = {}
+        self.kept: dict[str, Kept] = {}
         self._log: EmbeddedLog | None = None
 
     def __repr__(self) -> str:
@@ -141,6 +143,40 @@ class Pipeline:
         place = f"{frame.filename}:{frame.lineno}"
         self.views[name] = View(name, sql, None, keys, refresh, on_error, place)
         return register
+
+    def keep(self, *names: str, in_: TargetDescriptor, name: str | None = None) -> None:
+        """Have inputs and views kept in a target: one follower, all of them move together.
+
+        A table is named as the last part of its topic. `name` is the follower's; the first one of
+        a pipeline is `main`. They are defined before they are kept.
+        """
+        own = name or ("main" if not self.kept else f"kept{len(self.kept) + 1}")
+        _checked(own, "what is kept")
+        if own in self.kept:
+            raise errors.BadPipeline(
+                f"'{own}' is kept already", place=self.name, fix="give this one another name="
+            )
+        topics: dict[str, str] = {}
+        views: set[str] = set()
+        for one in names:
+            if one not in self.inputs and one not in self.views:
+                known = [*self.inputs, *self.views]
+                raise errors.BadPipeline(
+                    f"'{one}' cannot be kept: it is no input and no view",
+                    place=self.name,
+                    why=f"inputs and views are {', '.join(known) or 'none'}",
+                    fix=errors.nearest(one, known) or "define it before it is kept",
+                )
+            topic = self.inputs[one].topic if one in self.inputs else f"{self.name}.{one}"
+            table = topic.rpartition(".")[2]
+            if table in topics:
+                raise errors.BadPipeline(f"table '{table}' would be kept twice", place=self.name)
+            topics[table] = topic
+            if one in self.views:
+                views.add(topic)
+        if not topics:
+            raise errors.BadPipeline("nothing to keep is named", place=self.name)
+        self.kept[own] = Kept(self.name, own, topics, frozenset(views), in_)
 
     def _new(self, name: str, what: str) -> None:
         _checked(name, what)

@@ -19,7 +19,7 @@ level, amortised, and spread. All decisions follow from sizes and contents: the 
 same collection does the same work.
 
 **Much at once.** While a collection is loaded, large changes are only sorted and laid aside as runs
-(`load`): in memory up to HELD_BYTES for all collections of a folder, then on the disk, where
+(`load`): in memory as far as the folder `may_hold`, all its collections, then on the disk, where
 FAN of one size are merged into one. In the end everything is (`settle`). So each row is written
 once or twice, where taking in one change after the other rewrites what is there again and again (5
 to 6 times for 20 changes of 500 k rows).
@@ -62,8 +62,6 @@ SLICE = 131_072
 """About so many rows are merged at a time, and stand in a piece."""
 FAN = 32
 """So many runs laid aside are merged into one."""
-HELD_BYTES = 512 << 20
-"""Runs laid aside are kept in memory up to here."""
 PIECE_BYTES = 16 << 20
 """A piece has at most about so many bytes; wide rows make shorter pieces."""
 
@@ -128,7 +126,7 @@ class Levels:
         run = self._run_of(change, *consolidation(change), self._hold)
         runs = list(aside) if run is None else [*aside, run]
         stored = [one for one in runs if not one.in_memory]
-        if self.packs.held > HELD_BYTES:
+        if self.packs.held > self.packs.may_hold:
             runs = stored = [*stored, *self._merged(runs[len(stored) :])]
         last = stored[-FAN:]
         if len(last) == FAN and max(r.rows for r in last) < 2 * min(r.rows for r in last):

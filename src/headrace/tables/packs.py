@@ -47,6 +47,8 @@ HEADER_BYTES = 64
 ALIGNMENT = 64
 OWN_FILE = 1 << 20
 """Sections of more bytes get a file of their own."""
+HELD_BYTES = 512 << 20
+"""Runs laid aside while a collection is loaded are kept in memory up to here (`levels`)."""
 CACHED = 4096
 """So many opened sections are kept at hand: maps, not memory."""
 SUFFIX = ".pack"
@@ -100,7 +102,14 @@ class Held:
 class Packs:
     """The packs of a folder. Threads may share it; executors make their own."""
 
-    def __init__(self, folder: str, system: System | None = None, *, cached: int = CACHED) -> None:
+    def __init__(
+        self,
+        folder: str,
+        system: System | None = None,
+        *,
+        cached: int = CACHED,
+        may_hold: int = HELD_BYTES,
+    ) -> None:
         """The folder, and the one it is in, are made when the first pack is written, if need be."""
         self.folder = folder
         self.system = system or OsSystem()
@@ -111,6 +120,7 @@ class Packs:
         self._pending: dict[Ref, Piece] = {}
         self.held = 0
         """Bytes of sections that are only in memory."""
+        self.may_hold = may_hold
 
     def path(self, pack: str) -> str:
         """Where a pack is."""

@@ -122,8 +122,7 @@ class Driver(loop.Runner):
 
     def _commit(self, *given: Any, **named: Any) -> None:
         super()._commit(*given, **named)
-        engine = named.get("engine", given[-1])
-        self.made.append((self.status.through, self.committed, engine.views))
+        self.made.append((self.status.through, self.committed, given[4].views))
 
 
 # --- the reference ------------------------------------------------------------------------

@@ -273,8 +273,10 @@ class Engine:
 
     def again(self) -> Engine:
         """An engine with the same views and state, to try something with."""
-        other = Engine(self.views, self._inputs, self.packs, self.seed, self._evaluate)
-        other.kept = dict(self.kept)
+        other = Engine(
+            self.views, self._inputs, self.packs, self.seed, self._evaluate, self._executors
+        )
+        other.kept, other._lists = dict(self.kept), self._lists
         return other
 
     def keep(self, batch: Batch) -> None:

@@ -106,6 +106,16 @@ def aside_topic(log: EmbeddedLog, pipeline: str) -> str:
     return name
 
 
+def commits_topic(log: EmbeddedLog, pipeline: str) -> str:
+    """The topic that says at each commit through which input position which views are right.
+
+    A view that is being built is not among them.
+    """
+    name = f"{pipeline}._commits"
+    log.create_topic(name, "through bigint, views array<string>", exist_ok=True)
+    return name
+
+
 def own_columns(schema: pa.Schema) -> list[int]:
     """The places of the columns that are not Headrace's own."""
     return [i for i, name in enumerate(schema.names) if name not in RESERVED]
@@ -113,7 +123,11 @@ def own_columns(schema: pa.Schema) -> list[int]:
 
 def rows_of(log: EmbeddedLog, pipeline: str, view: str, at: int | None) -> pa.Table:
     """The rows of a view, added up through a position."""
-    name = topic_of(pipeline, view)
+    return added_up(log, topic_of(pipeline, view), at)
+
+
+def added_up(log: EmbeddedLog, name: str, at: int | None) -> pa.Table:
+    """The rows of a topic of changes, added up through a position, always in the same order."""
     topic = log.topic(name)
     position = log.position if at is None else at
     parts = []

@@ -5,7 +5,8 @@
     woken -> entries (after, through] -> changes per input -> algebra -> changes per view -> commit
                                                                                   |
               packs written and synced (new runs, manifest)  <--------------------+
-              one log entry: rows of every view + Status (through, manifest) + require(epoch)
+              one log entry: rows of every view + `_commits` (through, the views that are right)
+                             + Status (through, manifest) + require(epoch)
 
 **Exactly once.** What a batch adds to the state is written under names that no other attempt has,
 and synced, before the entry; it counts only because the entry names its manifest. So a crash at any
@@ -20,6 +21,11 @@ commit has are not fed again: what they give is known from their state. When the
 with the others it joins them in one entry, which holds all its rows (less what an older definition
 of that name had given). A build that is interrupted starts again.
 
+**Memory** is bounded by `memory_bytes` and the rows of a step, not by what an entry has: an entry
+of more rows is taken in several steps, with nothing published in between, and what many steps have
+given is added up on the disk and staged (`Outputs`). Half an entry may break a view that the whole
+does not (two rows with one key, for a moment): then the entry is taken again, in one step.
+
 **Garbage** is a pack that neither of the two newest manifests names, of an older batch than they.
 """
 
@@ -29,6 +35,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,11 +43,11 @@ import pyarrow as pa
 
 from headrace import errors
 from headrace.log.embedded.reader import Reading
+from headrace.model.records import Piece
 from headrace.pipelines.pipeline import Input, Pipeline
 from headrace.pipelines.views.aside import Evaluator
 from headrace.pipelines.views.changes import (
     change,
-    consolidated,
     joined,
     kept_columns,
     keyed,
@@ -51,14 +58,14 @@ from headrace.pipelines.views.engine import Batch, Engine
 from headrace.pipelines.views.executors import Executors
 from headrace.pipelines.views.reading import (
     aside_topic,
+    commits_topic,
     own_columns,
-    rows_of,
     status_of,
     topic_of,
     writer_name,
 )
 from headrace.tables.collection import Collection
-from headrace.tables.packs import Attempt, Packs, Ref
+from headrace.tables.packs import HELD_BYTES, Attempt, Packs, Ref
 from headrace.tables.runs import state_schema, weights
 
 if TYPE_CHECKING:
@@ -114,6 +121,10 @@ class Source:
     ) -> None:
         """Nothing is read yet."""
         self._rows = rows
+        self.cuts = True
+        """Whether an entry of more rows is taken in several steps."""
+        self.whole = True
+        """Whether what was taken last ends with an entry."""
         self._goal = through
         self._of_topic: dict[str, list[str]] = {}
         for one in inputs.values():
@@ -141,10 +152,11 @@ class Source:
                 found.setdefault(name, []).append(as_change(batch.data, self._schemas[name]))
             rows += len(batch)
             self.taken[batch.topic] += len(batch)
+            self.whole = batch.last
             if batch.last:  # it may have come after `visible` was asked for
                 self.through = max(self.through, batch.position)
-                if rows >= self._rows:
-                    break
+            if rows >= self._rows and (batch.last or self.cuts):
+                break
         return {name: joined(parts, self._schemas[name]) for name, parts in found.items()}, rows
 
     def entries(self) -> Iterator[tuple[int, dict[str, pa.RecordBatch]]]:
@@ -205,6 +217,7 @@ class Runner:
         *,
         batch_rows: int | None = None,
         executor_rows: int | None = None,
+        memory_bytes: int = HELD_BYTES,
         report: Report | None = None,
     ) -> None:
         """Read the definitions, claim the pipeline, take the state of its last commit."""
@@ -217,12 +230,14 @@ class Runner:
         self.executors: Executors | None = None
         if self.defined.spark is not None:
             self.executors = Executors(self.defined.spark, rows=executor_rows)
-        self.packs = Packs(f"{log.path}/pipelines/{pipeline.name}", log.journal.system)
+        folder = f"{log.path}/pipelines/{pipeline.name}"
+        self.packs = Packs(folder, log.journal.system, may_hold=memory_bytes)
         self.writer = log.writer(writer_name(pipeline.name))
         self.status = status_of(log, pipeline.name)
         if not self.status.seed:
             seed = int.from_bytes(self.packs.system.random(7), "little") | 1
             self.status = replace(self.status, seed=seed << 3)
+        self._commits = commits_topic(log, pipeline.name)
         self._manifests: list[set[str]] = []
         self.commits = 0
         self.committed = 0
@@ -244,6 +259,7 @@ class Runner:
         """Topic -> rows taken before the source began."""
         new = [name for name in self.defined.nodes if name not in live]
         self.build = Build(self, new) if new else None
+        self._cuts = True
 
     def _engine(self, views: Iterable[str]) -> Engine:
         # A view that a live one reads is live too: its identity is part of the reader's.
@@ -313,8 +329,16 @@ class Runner:
             goal = self.status.through
         else:
             goal = self.log.position if target is None else target
-        if self.build.chunk(goal):
-            self._join()
+        try:
+            done = self.build.chunk(goal)
+        except errors.ViewStopped:
+            if not self.build.has_cut:
+                raise
+            self.build.close()
+            self.build = Build(self, self.build.views, cuts=False)
+        else:
+            if done:
+                self._join()
         return True
 
     def _live_batch(self) -> bool:
@@ -323,9 +347,13 @@ class Runner:
             self._source = Source(
                 self.log, self.pipeline.inputs, self.status.through, self._batch_rows
             )
+            self._source.cuts = self._cuts
         changes, rows = self._source.take()
         if not rows:
             return False
+        if not self._source.whole:
+            return self._large_entry(self._source, changes)
+        self._cuts = self._source.cuts = True
         attempt = self._attempt()
         try:
             batch = self.live.step(changes, attempt)
@@ -336,6 +364,22 @@ class Runner:
             raise
         finally:
             attempt.forget()
+        return True
+
+    def _large_entry(self, source: Source, changes: Changes) -> bool:
+        """An entry in several steps, and one commit."""
+        engine = self.live.again()
+        outputs = Outputs(self, self.live.views)
+        try:
+            outputs.add(engine, changes, {})
+            while not source.whole:
+                outputs.add(engine, source.take()[0], {})
+        except errors.ViewStopped:
+            source.close()
+            self._source, self._cuts = None, False
+            return True
+        taken = {topic: self._base[topic] + n for topic, n in source.taken.items()}
+        self._publish(engine, outputs, source.through, taken)
         return True
 
     def blame(self, error: errors.ViewStopped, engine: Engine, after: int, through: int) -> None:
@@ -365,6 +409,7 @@ class Runner:
         taken: dict[str, int],
         attempt: Attempt,
         engine: Engine,
+        told: Mapping[str, pa.RecordBatch | Piece] | None = None,
     ) -> None:
         """The state to the disk, then the entry that names it."""
         manifest = engine.manifest(batch, attempt)
@@ -389,6 +434,9 @@ class Runner:
                     view = self.defined.by_name[name]
                     topic = topic_of(self.pipeline.name, name)
                     transaction.append(topic, self._as_rows(view, rows))
+            transaction.append(self._commits, [{"through": through, "views": list(engine.views)}])
+            for name, given in (told or {}).items():
+                transaction.append(topic_of(self.pipeline.name, name), given)
         assert transaction.receipt is not None
         self.committed = transaction.receipt.position
         engine.keep(batch)
@@ -397,15 +445,30 @@ class Runner:
 
     def _as_rows(self, view: Defined, rows: pa.RecordBatch) -> pa.RecordBatch:
         """A view's change as rows of its topic: single weights, equal keys side by side."""
-        found = keyed(rows, view.key, self.status.seed)
-        weight = weights(found)
-        order = np.lexsort((weight, found.column("_k").to_numpy()))
-        copies = pa.array(np.repeat(order, np.abs(weight[order])))
-        sign = np.sign(weight)[copies.to_numpy()]
-        columns = [column.take(copies) for column in kept_columns(found)]
-        return pa.RecordBatch.from_arrays(
-            [*columns, pa.array(sign, pa.int64())], names=[*view.names, "_weight"]
-        )
+        return _in_order(view, keyed(rows, view.key, self.status.seed))
+
+    def _publish(
+        self, engine: Engine, outputs: Outputs, through: int, taken: dict[str, int]
+    ) -> None:
+        """Commit what several steps have given."""
+        attempt = self._attempt()
+        try:
+            engine.settle(attempt)
+            told: dict[str, pa.RecordBatch | Piece] = {}
+            for name, result in outputs.results.items():
+                view = self.defined.by_name[name]
+                chunks = (_in_order(view, chunk) for chunk in whole_keys(result.scan()))
+                some = list(islice(chunks, 2))
+                if len(some) > 1:
+                    reader = pa.RecordBatchReader.from_batches(some[0].schema, chain(some, chunks))
+                    told[name] = self.log.stage(topic_of(self.pipeline.name, name), reader)
+                elif some:
+                    told[name] = some[0]
+            batch = Batch({}, {}, aside=outputs.aside)
+            self._commit(batch, through, taken, attempt, engine, told)
+        finally:
+            attempt.forget()
+        self.live = engine
 
     def _sweep(self, names: set[str]) -> None:
         """Remove what neither this manifest nor the one before names."""
@@ -420,33 +483,85 @@ class Runner:
         """The views of a finished build join the others in one entry."""
         build = self.build
         assert build is not None
-        attempt = self._attempt()
+        for name in build.views:
+            if name in self.status.views:
+                build.outputs.subtract(name)
+        joined_engine = self._engine(self.defined.nodes)
+        joined_engine.kept = {**build.engine.kept, **self.live.kept}
+        self.status = replace(self.status, rate=build.rate)
+        self.build = None
+        self._publish(joined_engine, build.outputs, build.through, build.taken())
+
+
+class Outputs:
+    """What views give in many steps, added up, with nothing published."""
+
+    def __init__(self, runner: Runner, views: Iterable[str]) -> None:
+        """Nothing yet."""
+        self._runner = runner
+        self.results = {
+            name: Collection(runner.packs, state_schema(runner.defined.by_name[name].node.columns))
+            for name in views
+        }
+        self.aside: list[dict[str, Any]] = []
+
+    def add(self, engine: Engine, changes: Changes, given: Changes) -> None:
+        """Let the engine take a step, and keep it."""
+        attempt = self._runner._attempt()
         try:
-            build.engine.settle(attempt)
-            joined_engine = self._engine(self.defined.nodes)
-            joined_engine.kept = {**build.engine.kept, **self.live.kept}
-            batch = Batch({}, {}, aside=build.aside)
-            self.status = replace(self.status, rate=build.rate)
-            for name in build.views:
-                batch.views[name] = self._replacing(name, build.results[name])
-            self._commit(batch, build.through, build.taken(), attempt, joined_engine)
+            batch = engine.step(changes, attempt, given)
+            for name in self.results:
+                self._load(name, batch.views[name], attempt)
+            attempt.finish()
         finally:
             attempt.forget()
-        self.build, self.live = None, joined_engine
+        engine.keep(batch)
+        self.aside += batch.aside
 
-    def _replacing(self, name: str, result: Collection) -> pa.RecordBatch:
-        """All rows of a built view, less what an older definition of that name has given."""
-        view = self.defined.by_name[name]
-        parts = [
-            change(kept_columns(chunk), weights(chunk), view.node.columns)
-            for chunk in result.scan()
-        ]
-        if name in self.status.views:
-            old = rows_of(self.log, self.pipeline.name, name, None)
-            for part in old.to_batches():
-                columns = [part.column(column) for column in view.names]
-                parts.append(change(columns, np.full(part.num_rows, -1), view.node.columns))
-        return consolidated(joined(parts, view.node.columns), self.status.seed)
+    def subtract(self, name: str) -> None:
+        """Less what an older definition of a view has given."""
+        runner = self._runner
+        view = runner.defined.by_name[name]
+        attempt = runner._attempt()
+        try:
+            for batch in runner.log.read(topic_of(runner.pipeline.name, name)):
+                columns = [batch.data.column(column) for column in view.names]
+                taken_back = -batch.data.column("_weight").to_numpy()
+                self._load(name, change(columns, taken_back, view.node.columns), attempt)
+            attempt.finish()
+        finally:
+            attempt.forget()
+
+    def _load(self, name: str, rows: pa.RecordBatch, attempt: Attempt) -> None:
+        view = self._runner.defined.by_name[name]
+        found = keyed(rows, view.key, self._runner.status.seed)
+        self.results[name] = self.results[name].loaded(found, attempt)
+
+
+def whole_keys(chunks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Sorted rows in other cuts: never between two rows of one key."""
+    held: pa.RecordBatch | None = None
+    for chunk in chunks:
+        rows = chunk if held is None else pa.concat_batches([held, chunk])
+        keys = rows.column("_k").to_numpy()
+        cut = int(np.searchsorted(keys, keys[-1]))
+        if cut:
+            yield rows.slice(0, cut)
+        held = rows.slice(cut)
+    if held is not None:
+        yield held
+
+
+def _in_order(view: Defined, found: pa.RecordBatch) -> pa.RecordBatch:
+    """Keyed rows as rows of a topic."""
+    weight = weights(found)
+    order = np.lexsort((weight, found.column("_k").to_numpy()))
+    copies = pa.array(np.repeat(order, np.abs(weight[order])))
+    sign = np.sign(weight)[copies.to_numpy()]
+    columns = [column.take(copies) for column in kept_columns(found)]
+    return pa.RecordBatch.from_arrays(
+        [*columns, pa.array(sign, pa.int64())], names=[*view.names, "_weight"]
+    )
 
 
 class Build:
@@ -457,9 +572,12 @@ class Build:
     All else is fed the log from its start. Then both go on to where the live views are.
     """
 
-    def __init__(self, runner: Runner, views: list[str]) -> None:
+    def __init__(self, runner: Runner, views: list[str], *, cuts: bool = True) -> None:
         """`views` and everything they read that is not live."""
         self.views = views
+        self._cuts = cuts
+        self.has_cut = False
+        """Whether an entry was taken in several steps."""
         self._runner = runner
         self.engine = runner._engine(runner.defined.needed(views))
         # Executors see only what is stored.
@@ -471,11 +589,7 @@ class Build:
         self._source: Source | None = None
         self._taken: Counter[str] = Counter()
         self._steps = self._feed(runner.status.through)
-        self.results = {
-            name: Collection(runner.packs, state_schema(runner.defined.by_name[name].node.columns))
-            for name in views
-        }
-        self.aside: list[dict[str, Any]] = []
+        self.outputs = Outputs(runner, views)
         self._started = time.monotonic()
         self._rows = 0
         self._total = sum(
@@ -505,9 +619,11 @@ class Build:
         self._source = Source(
             runner.log, runner.pipeline.inputs, self.through, runner._build_rows, goal
         )
+        self._source.cuts = self._cuts
         while self._source is not None:
             source = self._source
             taken = source.take()
+            self.has_cut |= not source.whole
             self.through = source.through
             if source.through >= goal:
                 self._taken.update(source.taken)
@@ -523,25 +639,12 @@ class Build:
         runner = self._runner
         self._goal, before = goal, self.through
         changes, given, rows = next(self._steps)
-        attempt = runner._attempt()
         try:
-            batch = self.engine.step(changes, attempt, given)
-            self.results = {
-                name: self.results[name].loaded(
-                    keyed(batch.views[name], runner.defined.by_name[name].key, runner.status.seed),
-                    attempt,
-                )
-                for name in self.views
-            }
-            attempt.finish()
+            self.outputs.add(self.engine, changes, given)
         except errors.ViewStopped as error:
-            if not given:
+            if not (given or self.has_cut):
                 runner.blame(error, self.engine, before, self.through)
             raise
-        finally:
-            attempt.forget()
-        self.engine.keep(batch)
-        self.aside += batch.aside
         self._rows += rows
         if runner._report is not None:
             seconds = time.monotonic() - self._started
