@@ -14,15 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import headrace as hr
 from headrace.pipelines.views import run as loop
-from headrace.tables import levels
+from headrace.pipelines.views.algebra import Join, Scan
+from headrace.pipelines.views.engine import Batch, Engine
+from headrace.tables import levels, packs
 from headrace.tables.sliced import Run
 from headrace.testing import views_case
 from headrace.testing.views_case import told
-from headrace.testing.views_plain import attempt, plain_case
+from headrace.testing.views_plain import attempt, made, plain_case
 
 CASES = 40
 
@@ -100,3 +103,65 @@ def test_half_an_entry_may_break_a_view_that_the_whole_does_not(
         with pytest.raises(hr.errors.ViewStopped) as stopped:
             pipeline.run(log, until="caught up", spark=spark, batch_rows=1)
         assert str(bad.position) in str(stopped.value.why)
+
+
+def test_memory_does_not_grow_with_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A join is built over the log, then takes one entry as large as all there is.
+
+    Arrow's own count of the memory in use at most: four times the rows, about the same memory.
+    """
+    monkeypatch.setattr(loop, "STEP_BYTES", 256 << 10)
+    monkeypatch.setattr(levels, "PIECE_BYTES", 256 << 10)
+    monkeypatch.setattr(levels, "SLICE", 100)
+    monkeypatch.setattr(packs, "OWN_FILE", 64 << 10)
+
+    def rows(first: int, count: int) -> pa.RecordBatch:
+        names = [f"{number:08}" * 128 for number in range(first, first + count)]
+        return pa.record_batch({"id": range(first, first + count), "name": names})
+
+    def in_use(folder: str, count: int, *, entries: int) -> int:
+        types = [pa.int64(), pa.string()]
+        sides = [made(Scan, (name,), types, name=name) for name in ("l", "r")]
+        join = made(
+            Join, ("all",), types * 2, kind="inner", left=sides[0], right=sides[1],
+            left_keys=(0,), right_keys=(0,), null_safe=(False,), residual=None,
+        )  # fmt: skip
+        pipeline = views_case.pipeline_of(["v"], [])
+        settings = {
+            "inline_bytes_max": 64 << 10,
+            "chunk_bytes": 64 << 10,
+            "read_bytes_max": 64 << 10,
+        }
+        most = 0
+
+        def step(engine: Engine, *given: Any) -> Batch:
+            nonlocal most
+            found = stepped(engine, *given)
+            most = max(most, pa.total_allocated_bytes())
+            return found
+
+        stepped = Engine.step
+        monkeypatch.setattr(Engine, "step", step)
+        with hr.connect(tmp_path / folder, **settings) as log:
+            for name in ("l", "r"):
+                pipeline.table(name)
+                log.create_topic(name, "id bigint, name string", key="id", kind="changes")
+            with views_case.defined_as({"v": join}):
+                driver = loop.Runner(pipeline, log, memory_bytes=256 << 10)
+            with driver as runner:
+                for first in range(0, count, count // entries):
+                    with log.transaction() as entry:
+                        for name in ("l", "r"):
+                            entry.append(name, rows(first, count // entries))
+                    if entries == 2:
+                        runner.run("caught up")
+                runner.run("caught up")
+            assert sum(log.ends(f"{pipeline.name}.v")) == count
+        monkeypatch.setattr(Engine, "step", stepped)
+        return most
+
+    for entries in (40, 2):
+        few = in_use(f"few{entries}", 1_000, entries=entries)
+        assert in_use(f"many{entries}", 4_000, entries=entries) < 1.5 * few

@@ -53,7 +53,7 @@ from headrace.pipelines.views.changes import (
     keyed,
     nothing,
 )
-from headrace.pipelines.views.define import Defined, define_views
+from headrace.pipelines.views.define import Defined, Views, define_views
 from headrace.pipelines.views.engine import Batch, Engine
 from headrace.pipelines.views.executors import Executors
 from headrace.pipelines.views.reading import (
@@ -77,6 +77,8 @@ BATCH_ROWS = 100_000
 """A batch ends at the first whole entry after so many rows."""
 BUILD_ROWS = 500_000
 """So does a chunk of a build, of which there are many, one after the other."""
+STEP_BYTES = 64 << 20
+"""Wide rows make shorter batches and chunks."""
 SWEEP_EVERY = 64
 """Garbage is looked for every so many commits."""
 
@@ -142,7 +144,7 @@ class Source:
         """The changes of the next entries, and how many rows; none if there is nothing new."""
         visible = self._log.position
         found: dict[str, list[pa.RecordBatch]] = {}
-        rows = 0
+        rows = size = 0
         while True:
             batch = self._reading.poll() if self._goal is None else next(self._reading, None)
             if batch is None:
@@ -155,7 +157,8 @@ class Source:
             self.whole = batch.last
             if batch.last:  # it may have come after `visible` was asked for
                 self.through = max(self.through, batch.position)
-            if rows >= self._rows and (batch.last or self.cuts):
+            size += batch.data.nbytes
+            if (rows >= self._rows or size >= STEP_BYTES) and (batch.last or self.cuts):
                 break
         return {name: joined(parts, self._schemas[name]) for name, parts in found.items()}, rows
 
@@ -219,14 +222,18 @@ class Runner:
         executor_rows: int | None = None,
         memory_bytes: int = HELD_BYTES,
         report: Report | None = None,
+        defined: Views | None = None,
     ) -> None:
-        """Read the definitions, claim the pipeline, take the state of its last commit."""
+        """Read the definitions (or take those that were read), claim the pipeline, take its state.
+
+        The state is that of its last commit.
+        """
         self.pipeline = pipeline
         self.log = log
         self._batch_rows = batch_rows or BATCH_ROWS
         self._build_rows = batch_rows or BUILD_ROWS
         self._report = report
-        self.defined = define_views(pipeline, log, spark)
+        self.defined = defined or define_views(pipeline, log, spark)
         self.executors: Executors | None = None
         if self.defined.spark is not None:
             self.executors = Executors(self.defined.spark, rows=executor_rows)
@@ -316,6 +323,13 @@ class Runner:
                     self.log.wait(self._reached() + 1)
         finally:
             pa.set_memory_pool(pool)
+
+    def turn(self) -> tuple[bool, int]:
+        """One round of a run without end: whether there was work, and how far it is now.
+
+        For whoever runs several pipelines in turn, and waits for the log by itself.
+        """
+        return self._one_round(None) or self.build is not None, self._reached()
 
     def _reached(self) -> int:
         return self._source.through if self._source is not None else self.status.through
