@@ -45,7 +45,7 @@ def test_builds_that_lay_runs_aside_are_right(
     monkeypatch.setattr(levels.Levels, "settle", counted)
     for name, value in (("SLICE", 2), ("FAN", 2)):
         monkeypatch.setattr(levels, name, value)
-    options = dict(loop.Runner.__init__.__kwdefaults__, memory_bytes=held_bytes)
+    options = {**(loop.Runner.__init__.__kwdefaults__ or {}), "memory_bytes": held_bytes}
     monkeypatch.setattr(loop.Runner.__init__, "__kwdefaults__", options)
     late = changed = 0
     for seed in range(CASES):
@@ -84,7 +84,7 @@ def test_half_an_entry_may_break_a_view_that_the_whole_does_not(
     spark: Any, tmp_path: Path, live: bool
 ) -> None:
     """For a moment two rows have one key: then the entry is taken in one step."""
-    settings = {"inline_bytes_max": 1, "chunk_bytes": 1}
+    settings: dict[str, Any] = {"inline_bytes_max": 1, "chunk_bytes": 1}
     with hr.connect(tmp_path / "log", **settings) as log:
         log.create_topic("t", "id bigint, k bigint", key="id", kind="changes")
         log.append("t", [{"id": 1, "k": 1}, {"id": 3, "k": 3}])
@@ -129,7 +129,7 @@ def test_memory_does_not_grow_with_the_state(
             left_keys=(0,), right_keys=(0,), null_safe=(False,), residual=None,
         )  # fmt: skip
         pipeline = views_case.pipeline_of(["v"], [])
-        settings = {
+        settings: dict[str, Any] = {
             "inline_bytes_max": 64 << 10,
             "chunk_bytes": 64 << 10,
             "read_bytes_max": 64 << 10,
