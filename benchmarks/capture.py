@@ -3,7 +3,9 @@
 Both arms read the same changes of one server, each from a slot of its own, in turn; both connect
 anew. `pg_recvlogical` decodes nothing and keeps nothing: it is what the server can give. A snapshot
 stands against `COPY ... TO STDOUT` of the table; commit-to-readable against a loop that receives
-and does an fdatasync for each transaction.
+and does an fdatasync for each transaction. Debezium's own engine has a sink in Java that only
+counts, a warm Java, no encoding, and its time runs from its first event to its last, while ours
+runs from before we connect. pgbench runs with a capture beside it and without, in turn.
 
     ./run bench capture                 all of it, some minutes
     ./run bench capture --only update   measures whose name has "update" in it
@@ -17,9 +19,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,10 @@ from benchmarks.kit import PAIRS, Bench, arguments, progress
 from headrace.sources.postgres import catalog
 from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.stream import Stream
-from headrace.testing.postgres import Server
+from headrace.testing.capture_case import all_live
+from headrace.testing.capture_process import Child, ended
+from headrace.testing.debezium_engine import MISSING, Engine, available
+from headrace.testing.postgres import Server, fresh_database
 
 TABLE = """
     create table {name}(
@@ -126,6 +130,90 @@ def throughput(bench: Bench, source: Source, quick: bool, wanted: Callable[[str]
         bench.add(measure, ours, floor, "pg_recvlogical", "rows/s", "higher", goal)
 
 
+class Debezium:
+    """Debezium's engine with a sink that does nothing, on the same changes."""
+
+    def __init__(self, source: Source, engine: Engine) -> None:
+        self.source, self.engine = source, engine
+        source.execute("select pg_create_logical_replication_slot('debezium', 'pgoutput')")
+        self.settings = {
+            "snapshot.mode": "no_data",
+            "publication.name": "headrace_bench",
+            "publication.autocreate.mode": "disabled",
+            "max.batch.size": "8192",
+            "max.queue.size": "65536",
+        }
+
+    def rate(self, rows: int) -> float:
+        """Take what has come since last time; rows a second, from the first to the last."""
+        self.engine.start(self.source.server.port, "postgres", self.settings, count=True)
+        first, began = 0, time.perf_counter()
+        while (count := self.engine.count()) < rows:
+            if count and not first:
+                first, began = count, time.perf_counter()
+            time.sleep(0.002)
+        seconds = time.perf_counter() - began
+        self.engine.stop()
+        return (rows - first) / seconds
+
+
+def debezium(bench: Bench, source: Source, folder: Path, quick: bool) -> None:
+    """Rows a second of insert transactions, into our log and out of Debezium's engine."""
+    rows = 5_000 if quick else 200_000
+    ours: list[float] = []
+    theirs: list[float] = []
+    with Engine(folder / "debezium", "-Xms256m", "-Xmx2g") as engine:
+        other = Debezium(source, engine)
+        for pair in range(PAIRS + 1):  # the first one only warms
+            progress(f"capture: Debezium: pair {pair} of {PAIRS}")
+            for _ in range(rows // 1000):
+                source.insert(1000)
+            arms: list[tuple[Callable[[], float], list[float]]] = [
+                (lambda: rows / source.ours(), ours),
+                (lambda: other.rate(rows), theirs),
+            ]
+            for arm, values in arms if pair % 2 else reversed(arms):
+                values.append(arm())
+    source.execute("select pg_drop_replication_slot('debezium')")
+    bench.add(
+        "insert transactions of 1,000 rows, and Debezium", ours[1:], theirs[1:],
+        "Debezium's engine", "rows/s", "higher", 5.0,
+    )  # fmt: skip
+
+
+def pgbench(bench: Bench, server: Server, folder: Path, quick: bool) -> None:
+    """What a capture takes from its server: transactions a second, with it and without."""
+    seconds = "1" if quick else "10"
+    tables = ("accounts", "branches", "history", "tellers")
+    with fresh_database(server, "bank") as database, hr.connect(folder / "bank/log") as log:
+        run = [str(server.bin / "pgbench"), "-n", "-c", "2"]
+        bank = server.dsn(database)
+        subprocess.check_output([*run[:1], "-i", "-q", "-s", "5", bank], stderr=subprocess.STDOUT)
+        connection = server.connect(database)
+        connection.execute("alter table pgbench_history add column n bigserial primary key")
+        child = Child(folder / "bank", bank, chunk_rows=50_000)
+
+        def tps() -> float:
+            said = subprocess.check_output([*run, "-T", seconds, bank], stderr=subprocess.STDOUT)
+            return float(said.partition(b"tps = ")[2].split()[0])
+
+        def captured() -> float:
+            child.start()
+            place = catalog.lsn(connection)
+            while not all_live(log, [f"pgbench_{one}" for one in tables], place):
+                time.sleep(0.05)
+            found = tps()
+            child.kill()
+            return found
+
+        with ended(child):
+            bench.compare(
+                "pgbench beside a capture", ours=captured, other=tps, other_name="without it",
+                unit="tps", better="higher",
+            )  # fmt: skip
+        connection.close()
+
+
 def snapshot(bench: Bench, server: Server, folder: Path, quick: bool) -> None:
     """A table read for the first time."""
     rows = 5_000 if quick else 5_000_000
@@ -159,60 +247,62 @@ def snapshot(bench: Bench, server: Server, folder: Path, quick: bool) -> None:
     connection.close()
 
 
+CHILD = """
+import sys, headrace as hr
+from headrace.sources.postgres.capture import Capture
+with hr.connect(sys.argv[1]) as log:
+    Capture(log, "bench", sys.argv[2], ["public.t"]).run()
+"""
+
+
 def freshness(bench: Bench, source: Source, folder: Path, quick: bool) -> None:
     """From the commit at the source to the row at a reader, transactions one after the other."""
-    count = 20 if quick else 300
+    count = 10 if quick else 100
 
-    def commits() -> Iterator[tuple[int, float]]:
-        for _ in range(count):
-            time.sleep(0.005)
-            source.insert(1)
-            yield source.next - 1, time.perf_counter()
-
-    seen: dict[int, float] = {}
-    stop = threading.Event()
-
-    def read() -> None:
-        for batch in source.log.read(TOPIC, start="latest", follow=True, timeout=2):
-            now = time.perf_counter()
-            for number in batch.data.column("id").to_pylist():
-                seen[number] = now
-            if stop.is_set():
-                return
-
-    with hr.connect(source.log.path) as log:
-        own = Capture(log, "bench", source.server.dsn(), ["public.t"])
-        running = threading.Thread(target=own.run, args=(1 << 62,), daemon=True)
-        reader = threading.Thread(target=read)
-        running.start()
-        time.sleep(2)
-        reader.start()
-        sent = dict(commits())
-        stop.set()
-        reader.join()
-        ours = [1e3 * (seen[number] - at) for number, at in sent.items() if number in seen]
-    connection = source.connection
-    state = own.state
-    assert state is not None
-    received: list[float] = []
-    with (
-        Stream(own.dsn, "floor", state.publication, 0) as stream,
-        open(folder / "floor", "wb", buffering=0) as file,
-    ):
-        list(stream.receive(1.0))
-        for _ in range(count):
+    def after_commit(come: Callable[[int], None]) -> float:
+        """The median of the milliseconds that the next row takes to come."""
+        times: list[float] = []
+        for _ in range(count + 1):  # the first one waits until all is running
             time.sleep(0.005)
             source.insert(1)
             at = time.perf_counter()
-            while not any(getattr(one, "changes", None) for one in stream.receive(1.0)):
+            come(source.next - 1)
+            times.append(1e3 * (time.perf_counter() - at))
+        return statistics.median(times[1:])
+
+    def ours() -> float:
+        reading = source.log.read(TOPIC, start="latest", follow=True, timeout=60)
+
+        def come(number: int) -> None:
+            while number not in next(reading).data.column("id").to_pylist():
                 continue
-            file.write(b"x" * 200)
-            os.fdatasync(file.fileno())
-            received.append(1e3 * (time.perf_counter() - at))
-    del connection
-    bench.add(
-        "commit to readable, median", [statistics.median(ours)], [3 * statistics.median(received)],
-        "3x receive + fdatasync", "ms", "lower", 1.0,
+
+        place = [str(source.log.path), source.server.dsn()]
+        with subprocess.Popen([sys.executable, "-c", CHILD, *place]) as child:
+            try:
+                return after_commit(come)
+            finally:
+                child.kill()
+
+    def bare() -> float:
+        source.floor()  # what is old is not to be taken for what is new
+        slot = Stream(source.capture.dsn, "floor", "headrace_bench", 0)
+        with slot as stream, open(folder / "floor", "wb", buffering=0) as file:
+
+            def come(number: int) -> None:
+                del number
+                while not any(getattr(one, "changes", None) for one in stream.receive(1.0)):
+                    continue
+                file.write(b"x" * 200)
+                os.fdatasync(file.fileno())
+
+            while list(stream.receive(0.5)):
+                continue
+            return 3 * after_commit(come)
+
+    bench.compare(
+        "commit to readable, median", ours=ours, other=bare,
+        other_name="3x receive + append + fdatasync", unit="ms", better="lower", goal=1.0,
     )  # fmt: skip
 
 
@@ -231,11 +321,18 @@ def main() -> int:
         with hr.connect(folder / "log") as log:
             source = Source(server, log)
             throughput(bench, source, chosen.quick, wanted)
+            if wanted("insert transactions of 1,000 rows, and Debezium"):
+                if available():
+                    debezium(bench, source, folder, chosen.quick)
+                else:
+                    print(MISSING, file=sys.stderr)
             if wanted("commit to readable"):
                 freshness(bench, source, folder, chosen.quick)
             source.connection.close()
         if wanted("snapshot"):
             snapshot(bench, server, folder, chosen.quick)
+        if wanted("pgbench beside a capture"):
+            pgbench(bench, server, folder, chosen.quick)
     return bench.finish(as_json=chosen.json)
 
 

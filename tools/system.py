@@ -20,23 +20,43 @@ class Program:
     name: str
     package: str
     purpose: str
+    install: bool = True
+    """False: only said. A package that starts a server is for people to install."""
+    instead: tuple[str, ...] = ()
+    """Others that do as well."""
+
+    def found(self) -> str | None:
+        """Where it is, or one that does as well."""
+        return next(filter(None, map(shutil.which, (self.name, *self.instead))), None)
 
 
-PROGRAMS = (Program("strace", "strace", "faults injected into system calls (EIO, ENOSPC)"),)
+CHROMIUM = Program(
+    "chromium-headless-shell",
+    "chromium-headless-shell",
+    "test of the page in a real browser",
+    instead=("chromium", "chromium-browser", "google-chrome"),
+)
+PROGRAMS = (
+    Program("strace", "strace", "faults injected into system calls (EIO, ENOSPC)"),
+    CHROMIUM,
+    Program("pg_createcluster", "postgresql", "captures of Debian's PostgreSQL", install=False),
+)
 
 
 def provide() -> list[str]:
     """Install what is missing where that is possible; say what could not be had, a line each."""
-    absent = [program for program in PROGRAMS if not shutil.which(program.name)]
-    if absent and os.geteuid() == 0 and shutil.which("apt-get"):
-        packages = [program.package for program in absent]
+    absent = [program for program in PROGRAMS if not program.found()]
+    packages = [program.package for program in absent if program.install]
+    if packages and os.geteuid() == 0 and shutil.which("apt-get"):
         print(f"installing {', '.join(packages)} with apt-get", file=sys.stderr, flush=True)
-        _apt("update") and _apt("install", "-y", "--no-install-recommends", *packages)
+        if _apt("update"):
+            for package in packages:  # one that this system does not have must not stop the others
+                _apt("install", "-y", "--no-install-recommends", package)
     return [
         f"{program.name} not found: no {program.purpose}; "
         f"install it with: apt-get install {program.package}"
         for program in PROGRAMS
-        if not shutil.which(program.name)
+        if not program.found()
     ]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import psycopg
 
-from headrace.sources.postgres.capture import Capture
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.sources.postgres.capture import Capture
 from headrace.testing.capture_case import TABLE, Writer
 
 __all__ = ["COLUMNS", "TABLE", "Writer", "capture", "differences", "in_database", "in_log"]

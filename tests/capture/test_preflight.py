@@ -20,6 +20,7 @@ import pytest
 
 from headrace.sources.postgres import catalog
 from headrace.sources.postgres.preflight import Finding, Wanted, findings, fix
+from headrace.sources.postgres.prepare import patient
 from headrace.testing.postgres import Server
 from tests.capture.conftest import Database
 
@@ -200,8 +201,21 @@ def test_a_unique_index_is_better_than_full_rows(connection: psycopg.Connection[
     assert found.statement == 'ALTER TABLE "public"."plain" REPLICA IDENTITY USING INDEX "wide"'
     repaired(connection)
     assert catalog.tables(connection, ["plain"])[0].identity == ("a", "b")
+    assert "table public.plain" not in bad(connection, "warning")
+    connection.execute("alter table plain replica identity full")
     warned = bad(connection, "warning")["table public.plain"]
     assert warned.what == "has no primary key"
+
+
+def test_an_encoding_that_checks_nothing_is_told(postgres: Server) -> None:
+    with postgres.connect() as control:
+        control.execute("create database loose encoding 'SQL_ASCII' locale 'C' template template0")
+        try:
+            with psycopg.connect(patient(postgres.dsn("loose")), autocommit=True) as connection:
+                warned = bad(connection, "warning")["encoding of the database"]
+                assert warned.what == "SQL_ASCII"
+        finally:
+            control.execute("drop database loose with (force)")
 
 
 @pytest.mark.parametrize(

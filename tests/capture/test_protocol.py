@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.errors import BadReplicationData
 from headrace.sources.postgres import protocol
 from headrace.sources.postgres.protocol import (
     EPOCH_US,
@@ -34,7 +35,6 @@ from headrace.sources.postgres.protocol import (
     read_type,
     status_update,
 )
-from headrace.errors import BadReplicationData
 
 # --- the encoder ----------------------------------------------------------------------------------
 

@@ -8,10 +8,16 @@ cannot catch what a standby or a managed server does otherwise. R-B3
 
 from __future__ import annotations
 
+import threading
+import time
+from pathlib import Path
+
 import pytest
 
+import headrace as hr
 from headrace import errors
 from headrace.sources.postgres import catalog
+from headrace.sources.postgres.capture import Capture
 from headrace.testing.postgres import Server, fresh_database
 from tests.capture.conftest import Database
 from tests.capture.provocations import PROVOCATIONS, Provocation, capture, check
@@ -84,6 +90,68 @@ def test_without_a_note_a_restored_log_is_told_as_a_slot_that_is_ahead(database:
         captured.advance()
         with pytest.raises(errors.SlotAhead, match="restored from a backup"):
             captured.resume()
+
+
+def test_a_slot_that_was_moved_is_told_from_one_that_was_made_again(
+    database: Database, tmp_path: Path
+) -> None:
+    """Both keep no WAL from before; only from the first one was ever anything streamed."""
+    with hr.connect(tmp_path / "log") as log, database.connect() as connection:
+        connection.execute("create table t(id int primary key)")
+        shop = Capture(log, "shop", database.dsn())
+        shop.run("caught up")
+        connection.execute("insert into t values (1)")
+        shop.run("caught up")
+        assert shop.state is not None
+        slot = shop.state.slot
+        for number in range(2, 20):
+            connection.execute("insert into t values (%s)", (number,))
+            connection.execute("select pg_log_standby_snapshot()")
+            connection.execute(
+                "select pg_replication_slot_advance(%s, pg_current_wal_lsn())", (slot,)
+            )
+            found = catalog.slot(connection, slot)
+            assert found is not None
+            if (found.restart or 0) >= shop.state.lsn:
+                break
+        else:
+            pytest.fail("it was not moved that far")
+        with pytest.raises(errors.SlotAhead):
+            shop.run("caught up")
+        connection.execute("select pg_drop_replication_slot(%s)", (slot,))
+        connection.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
+        with pytest.raises(errors.SlotRecreated):
+            shop.run("caught up")
+
+
+def test_the_note_is_kept_up_to_date(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.sources.postgres.capture.NOTE_SECONDS", 0.0)
+    with hr.connect(tmp_path / "log") as log, database.connect() as connection:
+        connection.execute("create table t(id int primary key)")
+        shop = Capture(log, "shop", database.dsn())
+        shop.run("caught up")
+        first = catalog.note(connection, "headrace_shop")
+        connection.execute("insert into t values (1)")
+        behind = catalog.lsn(connection)
+        running = threading.Thread(target=shop.run)
+        running.start()
+        try:
+            until = time.monotonic() + 30
+            while True:
+                note = catalog.note(connection, "headrace_shop")
+                assert note is not None
+                assert first is not None
+                if note.confirmed >= behind:
+                    break
+                assert time.monotonic() < until, (first, note)
+                connection.execute("insert into t select max(id) + 1 from t")
+                time.sleep(0.05)
+        finally:
+            shop.stop()
+            running.join()
+        assert note.starts == first.starts + 1
 
 
 def test_an_old_log_is_no_harm_while_the_slot_still_has_its_changes(database: Database) -> None:

@@ -2,8 +2,9 @@
 
 The histories have three sessions at once, two of them streamed, with savepoints, altered tables and
 rollbacks. Caught: a change lost, doubled, out of order or in the wrong transaction, a rolled back
-one that stays, a row read with a definition of its table that was not in force, and what a server
-does otherwise than the encoder thinks. Not caught: what only other versions of the server do.
+one that stays, a row read with a definition of its table that was not in force, all of this by way
+of files too (`spill`), and what a server does otherwise than the encoder thinks. Not caught: what
+only other versions of the server do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import select
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from tempfile import gettempdir
 from typing import Any
 from unittest import mock
 
@@ -20,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.errors import BadReplicationData
 from headrace.sources.postgres import protocol, transactions
 from headrace.sources.postgres.protocol import (
     EPOCH_US,
@@ -34,8 +37,8 @@ from headrace.sources.postgres.protocol import (
     frame,
     status_update,
 )
+from headrace.sources.postgres.spill import Spill
 from headrace.sources.postgres.transactions import Assembler, Transaction
-from headrace.errors import BadReplicationData
 from tests.capture.conftest import Database
 from tests.capture.test_protocol import (
     encoded_change,
@@ -335,15 +338,17 @@ class Encoder:
     seed=st.integers(0, 2**32),
     length=st.integers(0, 300),
     run_bytes_max=st.sampled_from([1, 60, 1 << 20]),
+    spill_bytes=st.sampled_from([None, 0, 1500, 1 << 20]),
     short=st.booleans(),
 )
 def test_transactions_are_what_the_history_says(
-    seed: int, length: int, run_bytes_max: int, short: bool
+    seed: int, length: int, run_bytes_max: int, spill_bytes: int | None, short: bool
 ) -> None:
     encoder = Encoder()
     for place, action in history_of(seed, length):
         encoder.act(place, action)
-    assembler = Assembler(run_bytes_max=run_bytes_max)
+    spill = Spill() if spill_bytes is None else Spill(gettempdir(), spill_bytes)
+    assembler = Assembler(spill, run_bytes_max=run_bytes_max)
     made: list[Any] = []
     with mock.patch.object(protocol, "SHORT_RUN", 1 if short else 32):
         for message in encoder.messages:
@@ -354,10 +359,17 @@ def test_transactions_are_what_the_history_says(
                     EPOCH_US + 77,
                 )
                 made.append((result.xid, result.final_lsn, result.streamed, flat(result)))
+                runs = [change for change in result.changes if isinstance(change, Rows)]
+                assert list(result.relations()) == [run.relation for run in runs]
+                reading = {run.relation.table for run in runs if run.op != "i"}
+                assert reading <= {table for _, table in result.read_by(full=True)}
+                result.close()
             elif result is not None:
                 made.append(result)
     assert made == encoder.expected
     assert assembler.busy == (encoder.block is not None)
+    if spill_bytes == 0 and not assembler.busy:
+        assert spill.room == 0, "all that has not ended is in files"
 
 
 # --- single rules ---------------------------------------------------------------------------------
@@ -638,7 +650,7 @@ def test_a_server_says_what_was_done(database: Database) -> None:
         source.run("select pg_logical_emit_message(false, 'hr', 'outside')")
 
     made = source.capture(work)
-    big = made[0].changes[0].new.values[2][1].as_py()  # type: ignore[union-attr]
+    big = made[0].changes[0].new.values[2][1].as_py()  # type: ignore[index, union-attr]
     assert len(big) == 32 * 200
     assert [outlined(one) for one in made[:9]] == [
         [
@@ -673,7 +685,7 @@ def test_a_server_says_what_was_done(database: Database) -> None:
         ],
         [("t", "a", "f")],
     ]
-    truncate = made[8].changes[0]  # type: ignore[union-attr]
+    truncate = made[8].changes[0]  # type: ignore[index, union-attr]
     assert isinstance(truncate, Truncate)
     assert (truncate.cascade, truncate.restart) == (True, True)
     inside = outlined(made[9])
@@ -684,7 +696,7 @@ def test_a_server_says_what_was_done(database: Database) -> None:
     assert (outside.content, outside.transactional) == (b"outside", False)
     positions = [one.end_lsn for one in made if isinstance(one, Transaction)]
     assert positions == sorted(set(positions))
-    columns = made[0].changes[0].relation.columns  # type: ignore[union-attr]
+    columns = made[0].changes[0].relation.columns  # type: ignore[index, union-attr]
     assert columns == (
         Column("id", 23, -1, True),
         Column("small", 25, -1, False),

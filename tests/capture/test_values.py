@@ -27,10 +27,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.errors import TypeNotCarried, ValueNotCarried
 from headrace.sources.postgres import values
 from headrace.sources.postgres.catalog import types
 from headrace.sources.postgres.values import PgType, arrow_type, convert
-from headrace.errors import TypeNotCarried, ValueNotCarried
 from tests.capture.conftest import Database
 
 BUILT_IN = {
@@ -213,6 +213,8 @@ def test_values(name: str, modifier: int, cases: dict[str, Any]) -> None:
     """Each alone, all together, between nulls, in a slice, and from a large binary array."""
     of, texts, expected = base(name), list(cases), list(cases.values())
     assert plain(read(texts, of, modifier)) == expected
+    if pa.types.is_temporal(arrow_type(of, modifier)):
+        assert values.printed(read([None, *texts], of, modifier)) == [None, *texts]
     for text, value in cases.items():
         assert plain(read([text], of, modifier)) == [value]
         assert plain(read([None, text, None], of, modifier)) == [None, value, None]
@@ -264,6 +266,11 @@ def test_bytes_hidden_below_a_null_are_not_read() -> None:
         ],
     )
     assert convert(listed, array(base("int4"))).to_pylist() == [None, [1]]
+
+
+def test_texts_that_are_not_utf8_are_not_carried() -> None:
+    with pytest.raises(ValueNotCarried, match=r"'a.xff' is not UTF-8"):
+        convert(pa.array([None, "é".encode(), b"a\xff"]), base("text"))
 
 
 def test_strings_are_not_copied() -> None:

@@ -240,33 +240,54 @@ def test_a_connection_that_is_cut_is_said_and_made_again(
         child.wait()
 
 
+def test_status_says_how_far_a_snapshot_is(added: Headrace, folder: str) -> None:
+    caught_up(added)
+    with hr.connect(folder) as log:
+        writer = log.writer("capture/shop")
+        state = dict(writer.state or {})
+        state["tables"]["public.orders"] |= {
+            "status": "snapshotting", "rows": 1000, "of": 5000, "rate": 200.0
+        }  # fmt: skip
+        with writer.transaction(state=state):
+            pass
+    (one,) = added("capture", "status", "shop", "--json").json
+    table = one["tables"]["public.orders"]
+    assert (table["rows_read"], table["rows_estimated"]) == (1000, 5000)
+    assert (table["rows_per_second"], table["seconds_left"]) == (200.0, 20.0)
+    assert "of about 5,000 rows, 200 a second, 20.0 s left" in added("capture", "status").out
+
+
 def test_progress_on_a_terminal(
     added: Headrace,
     folder: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from headrace.sources.postgres.capture import Progress
     from headrace.cli.capture import Said, progress_line
+    from headrace.sources.postgres.snapshots import Progress
 
-    far = Progress("public.orders", 50_000, 200_000, 2.0)
-    assert progress_line(far, 25_000) == (
+    far = Progress("public.orders", 50_000, 200_000, 25_000)
+    assert progress_line(far) == (
         "public.orders: 50,000 of about 200,000 rows, 25,000 a second, 6.0 s left"
     )
-    assert progress_line(Progress("public.orders", 7, -1, 1.0), 7) == (
+    assert progress_line(Progress("public.orders", 7, -1, 7.0)) == (
         "public.orders: 7 rows, 7 a second"
     )
     caught_up(added)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "200")
     with hr.connect(folder) as log:
         said = Said(quiet=False)
         said.capture = hr.capture(log, "shop")
         assert said.capture.state is not None
         said.capture.state.tables["public.orders"].status = "snapshotting"
+        said.capture.state.tables["public.customers"] = said.capture.state.tables["public.orders"]
         said.progress(far)
+        said.progress(Progress("public.customers", 3, -1, 0.0))
         said.line("done")
     shown = capsys.readouterr().err
     assert "50,000 of about" in shown
+    assert "customers: 3 rows" in shown
     assert shown.endswith("done\n")
 
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.cli.input import Line, LineIntake, lines_of, raw_members
-from headrace.cli.output import NdjsonWriter, json_values
+from headrace.cli.output import NdjsonWriter
+from headrace.model.json_values import json_values
 from headrace.model.rows import opaque_schema
 from headrace.model.schema import schema_of
 from headrace.model.topic import Topic

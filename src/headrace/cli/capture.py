@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -26,13 +27,16 @@ from headrace.cli.options import (
 from headrace.errors import BadUsage, SourceAway, SourceNotReady, UnknownTopic, nearest
 
 if TYPE_CHECKING:
-    from headrace.sources.postgres.capture import Capture, Progress
-    from headrace.sources.postgres.preflight import Finding
-    from headrace.sources.postgres.status import Status
     from headrace.log.embedded.log import EmbeddedLog
+    from headrace.sources.postgres.capture import Capture
+    from headrace.sources.postgres.preflight import Finding
+    from headrace.sources.postgres.snapshots import Progress
+    from headrace.sources.postgres.status import Status
 
 AGAIN_SECONDS = 60.0
 """The same trouble is not said more often than that."""
+AT_ONCE = 3
+"""Tables whose progress is shown in one line."""
 POLL_SECONDS = 0.5
 
 
@@ -219,9 +223,16 @@ def check(what: str, tables: tuple[str, ...], path: str, as_json: bool) -> None:
 )
 @click.argument("name")
 @click.option("--until-caught-up", is_flag=True, help="End when the log has all that is there now.")
+@click.option(
+    "--readers",
+    type=click.IntRange(0, 64),
+    default=4,
+    show_default=True,
+    help="Connections that read tables at the same time; 0: none but the one it has.",
+)
 @log_option
 @json_option
-def run(name: str, until_caught_up: bool, path: str, as_json: bool) -> None:
+def run(name: str, until_caught_up: bool, readers: int, path: str, as_json: bool) -> None:
     """Run capture NAME until it is interrupted, going on where it ended.
 
     Tables that are not in the log yet are read while changes go on. A server that goes away is
@@ -240,7 +251,9 @@ def run(name: str, until_caught_up: bool, path: str, as_json: bool) -> None:
         with reached(settings.dsn):
             pass
         said = Said(as_json)
-        said.capture = running = headrace.capture(log, name, report=said.progress, lost=said.lost)
+        said.capture = running = headrace.capture(
+            log, name, report=said.progress, lost=said.lost, readers=readers
+        )
         try:
             with refusals(settings.dsn):
                 _run(log, running, said, until_caught_up=until_caught_up)
@@ -293,7 +306,8 @@ class Said:
         self.capture: Capture | None = None
         self._quiet = quiet
         self._last = ("", 0.0)
-        self._first: dict[str, tuple[int, float]] = {}
+        self._far: dict[str, str] = {}
+        """How far each table is that is being read."""
         self._open = False
 
     def line(self, text: str) -> None:
@@ -316,16 +330,18 @@ class Said:
     def progress(self, progress: Progress) -> None:
         """How far a snapshot is: on a terminal as it goes, else when it is done."""
         table = progress.table
-        before, began = self._first.setdefault(table, (progress.rows, progress.seconds))
         assert self.capture is not None
         assert self.capture.state is not None
         if self.capture.state.tables[table].status == "live":
-            del self._first[table]
+            self._far.pop(table, None)
             self.line(f"{table}: {counted(progress.rows, 'row')} read, now following its changes")
         elif not self._quiet and sys.stderr.isatty():
             self._open = True
-            rate = (progress.rows - before) / max(progress.seconds - began, 0.001)
-            click.echo(f"\r\x1b[K{progress_line(progress, rate)}", err=True, nl=False)
+            self._far[table] = progress_line(progress)
+            shown = "; ".join([*self._far.values()][:AT_ONCE])
+            more = f"; and {len(self._far) - AT_ONCE} more" if len(self._far) > AT_ONCE else ""
+            width = shutil.get_terminal_size().columns - 1
+            click.echo(f"\r\x1b[K{(shown + more)[:width]}", err=True, nl=False)
 
     def end(self) -> None:
         """Take away the line of progress."""
@@ -334,15 +350,25 @@ class Said:
             click.echo("\r\x1b[K", err=True, nl=False)
 
 
-def progress_line(progress: Progress, rate: float) -> str:
+def _reading(of: dict[str, Any]) -> str:
+    """How far the snapshot of a table is, in `status`; nothing if there is none."""
+    if "rows_per_second" not in of:
+        return ""
+    about = of["rows_estimated"]
+    text = "" if about is None else f"of about {about:,} rows"
+    text += f"{', ' if text else ''}{of['rows_per_second']:,.0f} a second"
+    return text if of["seconds_left"] is None else f"{text}, {lasting(of['seconds_left'])} left"
+
+
+def progress_line(progress: Progress) -> str:
     """Rows, rate and time left; how many rows there are is the planner's estimate."""
     text = f"{progress.table}: {counted(progress.rows, 'row')}"
     if progress.of >= progress.rows:
         text = f"{progress.table}: {progress.rows:,} of about {progress.of:,} rows"
-    if rate > 0:
-        text += f", {rate:,.0f} a second"
-        if progress.of >= progress.rows:
-            text += f", {lasting((progress.of - progress.rows) / rate)} left"
+    if progress.rate > 0:
+        text += f", {progress.rate:,.0f} a second"
+    if progress.seconds_left is not None:
+        text += f", {lasting(progress.seconds_left)} left"
     return text
 
 
@@ -507,7 +533,7 @@ def _status_lines(one: Status) -> list[str]:
         facts.append(("held back", _held(one)))
     lines.append(aligned(facts, indent="  "))
     rows = [
-        (table, of["status"], f"{of['rows_read']:,}", of["reason"] or of["topic"])
+        (table, of["status"], f"{of['rows_read']:,}", of["reason"] or _reading(of) or of["topic"])
         for table, of in one.tables.items()
     ]
     if rows:

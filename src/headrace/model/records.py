@@ -6,11 +6,14 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from headrace.model.topic import Topic
 
 TIME = pa.timestamp("us", tz="UTC")
 HEADERS = pa.map_(pa.string(), pa.binary())
@@ -107,11 +110,11 @@ class Batch:
     that are read): progress may be noted only at a batch that is `last`.
     """
 
-    __slots__ = ("_extra", "_spans", "data", "last", "position", "schema_version", "topic")
+    __slots__ = ("_extra", "_spans", "data", "definition", "last", "position", "schema_version")
 
     def __init__(
         self,
-        topic: str,
+        definition: Topic,
         data: pa.RecordBatch,
         spans: Sequence[Span],
         *,
@@ -120,8 +123,8 @@ class Batch:
         schema_version: int,
         extra: Mapping[str, pa.Array],
     ) -> None:
-        """Made by readers only."""
-        self.topic = topic
+        """Made by readers only; `definition` is the topic, with the schema of these rows."""
+        self.definition = definition
         self.data = data
         self.position = position
         self.last = last
@@ -136,6 +139,11 @@ class Batch:
     def __repr__(self) -> str:
         """Topic, rows and position."""
         return f"<Batch of {self.topic}: {len(self)} rows, position {self.position}>"
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self.definition.name
 
     @property
     def partition(self) -> pa.Array:

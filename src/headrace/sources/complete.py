@@ -179,7 +179,7 @@ def _within(
     count = len(operations)
     before, seen = np.full(count, NONE, np.int64), np.zeros(count, bool)
     readers, writers = np.flatnonzero(reads), np.flatnonzero(writes)
-    if not len(readers):
+    if not len(readers) or not key:
         return before, seen
     keys = [
         pa.concat_arrays(

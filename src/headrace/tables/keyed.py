@@ -145,7 +145,9 @@ def versions(
         [*(pa.array(word) for word in words), *own, *rows.columns], schema=schema
     )
     if changes:
-        return take_rows(batch, _what_is_left(rows, words[:-1], seed))
+        left, there = what_is_left(rows, words[:-1], seed)
+        batch = take_rows(batch, left)
+        return batch.set_column(schema.get_field_index(GONE), schema.field(GONE), pa.array(~there))
     # Of the rows of one key in one entry only the one that counts is kept.
     order = sorted_order(words)
     if order is None:
@@ -154,10 +156,15 @@ def versions(
     return take_rows(batch, order[np.concatenate(([True], fresh))[: rows.num_rows]])
 
 
-def _what_is_left(rows: pa.RecordBatch, of_key: Sequence[Words], seed: int) -> Index:
-    """For each key and entry the row that counts, if the entry says anything of the key."""
+def what_is_left(
+    rows: pa.RecordBatch, of_key: Sequence[Words], seed: int
+) -> tuple[Index, npt.NDArray[np.bool_]]:
+    """For each key and entry the row that counts, if the entry says anything of the key.
+
+    And whether it is there, or gone. In the order of the words `of_key`, which say key and entry.
+    """
     if not rows.num_rows:
-        return np.empty(0, np.int64)
+        return np.empty(0, np.int64), np.empty(0, bool)
     content = [rows.column(at) for at, name in enumerate(rows.schema.names) if name[:1] != "_"]
     words = [*of_key, hash64(content, ~seed & 0xFFFF_FFFF)]
     order = sorted_order(words)
@@ -169,9 +176,9 @@ def _what_is_left(rows: pa.RecordBatch, of_key: Sequence[Words], seed: int) -> I
     last = np.maximum.reduceat(order, starts)
     left = np.flatnonzero(weight)
     if not len(left):
-        return np.empty(0, np.int64)
+        return np.empty(0, np.int64), np.empty(0, bool)
     keys = [word[starts[left]] for word in words[:-1]]
     groups = np.concatenate(([0], np.flatnonzero(differs(keys)) + 1))
     # What is there counts over what is gone, then what came last.
     best = np.maximum.reduceat(last[left] | ((weight[left] > 0) << 62), groups)
-    return best & ((1 << 62) - 1)
+    return best & ((1 << 62) - 1), best >> 62 > 0

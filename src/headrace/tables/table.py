@@ -111,7 +111,7 @@ class Table:
         if not count:
             return schema.empty_table()
         if count > FEW:
-            there, found = _probed(state, words, position)
+            there, found = probed(state, words, position)
             live = np.flatnonzero(~_gone(found))
             rows_found = _result(take_rows(found, live), schema, {INDEX: pa.array(there[live])})
             return pa.Table.from_batches([rows_found], schema)
@@ -136,7 +136,7 @@ class Table:
         tries = 0
         while True:
             try:
-                for batch, following in _ordered(state, position, start):
+                for batch, following in ordered(state, position, start):
                     start, tries = following, 0
                     yield _result(batch, schema, {})
             except errors.PackDamaged:
@@ -149,7 +149,7 @@ class Table:
                 return
 
 
-def _probed(
+def probed(
     state: State, words: Sequence[Words], position: int
 ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], pa.RecordBatch]:
     """Which of the keys are there at a position, in their order, and the row of each."""
@@ -241,7 +241,7 @@ def _gone(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return gone
 
 
-def _ordered(
+def ordered(
     state: State, position: int, start: tuple[int, ...]
 ) -> Iterator[tuple[pa.RecordBatch, tuple[int, ...]]]:
     """The rows at a position in the order of keys; with each batch, where the next one begins."""

@@ -42,7 +42,8 @@ FORMAT = 1
 COMMIT_ROWS = 4096
 """So many new rows are worth writing; fewer are read again by each process."""
 BUILD_ROWS = 262_144
-"""So many rows are taken in at once while an index is built."""
+"""So many rows are taken in at once while an index is built, or so many bytes."""
+BUILD_BYTES = 32 << 20
 LOCK_POLL_SECONDS = 0.005
 
 
@@ -128,7 +129,7 @@ class Index:
         topic, through = state.topic, self._log.position
         state = state._replace(attempt=state.attempt or self.packs.attempt(state.number + 1))
         waiting: list[pa.RecordBatch] = []
-        counted = rows = 0
+        counted = rows = size = 0
         for batch in self._log.read(self.name, after=state.through, through=through):
             if batch.schema_version > topic.schema.version:
                 return self._loaded(self._log.topic(self.name), self.manifest())
@@ -142,8 +143,9 @@ class Index:
             waiting.append(part)
             counted += len(batch)
             rows += part.num_rows
-            if rows >= BUILD_ROWS:
-                state, waiting, rows = _taken_in(state, waiting), [], 0
+            size += part.nbytes
+            if rows >= BUILD_ROWS or size >= BUILD_BYTES:
+                state, waiting, rows, size = _taken_in(state, waiting), [], 0, 0
                 if batch.last:
                     return self._committed(state._replace(through=batch.position))
         if self._log.position < through:  # a closed log ends its readings early: it raises here

@@ -21,15 +21,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import headrace as hr
 from headrace.sources import complete
 from headrace.sources.postgres import operations
 from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.captured import Captured
 from headrace.sources.postgres.group import Group
-from headrace.sources.postgres.transactions import MemorySpill
-from headrace.testing import capture_case, capture_pure
+from headrace.sources.postgres.large import Large, Overlay
+from headrace.sources.postgres.snapshots import Snapshots
+from headrace.sources.postgres.spill import Spill
+from headrace.testing import capture_bag, capture_case, capture_pure
 from headrace.testing.hunt import Catch, _short, table
-from headrace.testing.postgres import Server
+from headrace.testing.postgres import Server, fresh_database
 
 BEGIN, END = "<!-- bugs of captures: begin -->", "<!-- bugs of captures: end -->"
 Change = tuple[Any, str, str, str]
@@ -42,7 +45,7 @@ class Bug:
 
     name: str
     where: str
-    """The hunter: `pure` or `stepped`."""
+    """The hunter: `pure`, `stepped` or `bag`."""
     changes: tuple[Change, ...]
 
     @contextlib.contextmanager
@@ -113,7 +116,7 @@ BUGS = [
          "self._seen = [*getattr(self, '_seen', []), self.log.position][-3:]\n"
          "        found = self.log.table(self.state.topic).get(asked, at=self._seen[0])"),)),
     Bug("a chunk is published before the stream has passed it", "stepped", (
-        (Capture, "_snapshot", "stream.received < captured.chunk.lsn", "False"),)),
+        (Snapshots, "advance", "received < captured.chunks[0].lsn", "False"),)),
     Bug("a chunk keeps keys of later transactions", "stepped", (
         (Captured, "publish", "if newer and rows.num_rows:", "if False:"),)),
     Bug("transactions of a group are in another order", "stepped", (
@@ -121,14 +124,28 @@ BUGS = [
     Bug("half a transaction is an entry", "stepped", (
         (Capture, "_append", "group = Group(items)", HALVES),)),
     Bug("a rolled-back subtransaction stays", "stepped", (
-        (MemorySpill, "roll_back", "kept[0] != subxid", "True"),)),
-    Bug("truncate is forgotten", "stepped", (
-        (Group, "_add", "for relation in change.relations:", "for relation in ():"),)),
+        (Spill, "roll_back", "kept.gone.add(subxid)", "pass"),)),
+    Bug("truncate is forgotten", "parts", (
+        (Large, "_truncate", "for rows in there:", "for rows in ():"),)),
+    Bug("a truncate leaves what its own transaction wrote", "parts", (
+        (Overlay, "empty", "ordered(self._state(), self._part, (0,))", "()"),)),
+    Bug("a part of a transaction does not know the parts before", "parts", (
+        (Large, "_part", "None if overlay is None else overlay.lookup", "None"),)),
+    Bug("what an earlier part took away is there for a later one", "parts", (
+        (Overlay, "lookup", "np.flatnonzero(~found", "np.flatnonzero(found"),)),
+    Bug("rows that were not staged stay out of the entry", "parts", (
+        (Large, "append_to", "if done.waiting:", "if done.waiting and not done.pieces:"),)),
     Bug("a chunk that was read before a truncate is published", "stepped", (
-        (Captured, "_truncated", "if self.snapshotting:", "if False:"),)),
+        (Captured, "overtaken", "if self.snapshotting:", "if False:"),)),
     Bug("an unchanged large value of the stream is null", "stepped", (
         (operations, "_left_out", "return whole if order is None else whole[order.to_numpy()]",
          "return None"),)),
+    Bug("what a snapshot sees is heard from the stream too", "bag", (
+        (Captured, "_counts", "return not self.view.sees(xid)", "return True"),)),
+    Bug("rows of a snapshot that broke off stay", "bag", (
+        (Captured, "watch", "if self.state.dirty else []", "if False else []"),)),
+    Bug("an old row that the snapshot does not have is owed for ever", "bag", (
+        (Captured, "finished", "*self.owed.rest()", "*()"),)),
     Bug("a key-changing update is one in place", "stepped", (
         (operations, "_read_texts", "if old is None or kinds is None:", "if new is not None:"),)),
 ]  # fmt: skip
@@ -165,9 +182,34 @@ def _stepped(number: int, server: Server | None) -> str:
     return wrong[0] if wrong else ""
 
 
+def _bag(number: int, server: Server | None) -> str:
+    assert server is not None
+    with (
+        tempfile.TemporaryDirectory(prefix="headrace-") as folder,
+        fresh_database(server, f"bag_{number}") as database,
+        hr.connect(Path(folder) / "log") as log,
+    ):
+        try:
+            return capture_bag.bag_case(server, database, log, f"hunt{number}")
+        except Exception as error:  # noqa: BLE001 - however the bug shows
+            return f"stopped: {type(error).__name__}: {error}"
+
+
+def _parts(number: int, server: Server | None) -> str:
+    assert server is not None
+    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        try:
+            wrong = capture_case.by_parts(server, Path(folder), f"hunt{number}")
+        except Exception as error:  # noqa: BLE001 - however the bug shows
+            return f"stopped: {type(error).__name__}: {error}"
+    return wrong[0] if wrong else ""
+
+
 HUNTERS: dict[str, tuple[str, int, Callable[[int, Server | None], str]]] = {
     "pure": ("random operations against a dict", 2000, _pure),
     "stepped": ("stepped capture", 12, _stepped),
+    "parts": ("capture by parts", 12, _parts),
+    "bag": ("a table without a key", 12, _bag),
 }
 """The title of each hunter, how many cases it tries, and how it tries one."""
 
@@ -184,7 +226,7 @@ def catch(bug: Bug, server: Server | None = None) -> Catch:
         without = look(number, server)
         if without:
             title, says = "", f"it is wrong without the bug too: {without}"
-        elif bug.where == "stepped":
+        elif bug.where in ("stepped", "parts"):
             title = f"{title}, check `{says.partition(':')[0]}`"
         return Catch(bug.name, title, number, time.monotonic() - started, _short(says))
     return Catch(bug.name, "", most, time.monotonic() - started, "")

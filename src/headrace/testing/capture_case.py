@@ -33,12 +33,12 @@ import psycopg
 
 import headrace as hr
 from headrace import errors
-from headrace.sources.postgres import snapshot
+from headrace.log.embedded.log import EmbeddedLog
+from headrace.log.writer import WriterTransaction, state_counter
+from headrace.sources.postgres import snapshot, snapshots
 from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.state import settings_name, writer_name
 from headrace.sources.postgres.stream import Stream
-from headrace.log.embedded.log import EmbeddedLog
-from headrace.log.writer import WriterTransaction, state_counter
 from headrace.testing.postgres import Server, fresh_database
 
 NAME = "shop"
@@ -558,7 +558,7 @@ class Stepped:
             mock.patch.object(Stream, "receive", before_receive),
             mock.patch.object(Stream, "confirm", before_confirm),
             mock.patch.object(WriterTransaction, "commit", around_commit),
-            mock.patch(f"{Capture.__module__}.read_chunk", after_read),
+            mock.patch.object(snapshots, "read_chunk", after_read),
         ):
             yield
 
@@ -579,7 +579,8 @@ class Stepped:
         chunk = self.chance.choice([9, 40])
         return Capture(
             self.log, NAME, self.server.dsn(self.database),
-            chunk_rows=chunk, group_rows=40, heartbeat_seconds=0.05,
+            chunk_rows=chunk, group_rows=40, heartbeat_seconds=0.05, readers=0,
+            part_bytes=self.chance.choice([2000, 50_000, 4 << 20]),
         )  # fmt: skip
 
     def ask(self, table: str, times: int) -> None:
@@ -612,6 +613,25 @@ def stepped(
 
 
 _numbers = itertools.count(1)
+
+
+def by_parts(server: Server, folder: Path, seed: str) -> list[str]:
+    """What is wrong when every transaction is large: read, completed and staged in small parts."""
+    with (
+        fresh_database(server, f"case_{next(_numbers)}") as database,
+        server.connect(database) as connection,
+        hr.connect(folder / "log") as log,
+    ):
+        make_tables(connection, ["a", "b", "c"], "c")
+        shop = Capture(log, NAME, server.dsn(database), part_bytes=400, readers=0)
+        shop.run("caught up")
+        writer = Writer(connection, ["a", "b", "c"], seed)
+        writer.truncates = 0.06
+        for _ in range(15):
+            writer.transaction()
+        shop.run("caught up")
+        wrong = [*stopped(log), *differences(log, connection, ["a", "b", "c", "history"])]
+        return wrong + audit(log).wrong
 
 
 def _rounds(case: Stepped, rounds: int, pauses: int) -> tuple[list[str], Audit]:

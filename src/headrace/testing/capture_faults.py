@@ -2,8 +2,10 @@
 
 ./run faults capture --seed 7 --minutes 10        all parts, seed after seed
 ./run faults capture --only case --seed 7         captures in processes: kill -9, servers killed
+./run faults capture --only pgbench --seed 7      a bank by pgbench; with --server debian: Debian's
 ./run faults capture --only stepped --seed 7      one thread, killed at chosen instants
 ./run faults capture --only pure --minutes 1      random operations against a dict
+./run faults capture --only large --rows 10000000  transactions larger than memory, and its peak
 ./run faults capture --only bugs                  every seeded bug of captures, and what catches it
 """
 
@@ -18,7 +20,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-PARTS = ("case", "stepped", "pure", "bugs")
+PARTS = ("case", "pgbench", "stepped", "pure", "large", "bugs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=1.0, help="how long (default 1)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of a case (default 20)")
     parser.add_argument("--only", choices=PARTS, help="only this part")
+    parser.add_argument("--server", choices=["embedded", "debian"], default="embedded")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="of a large transaction")
+    parser.add_argument("--kills", type=int, default=0, help="of the capture of each large one")
     parser.add_argument("--name", default="", help="only bugs whose name contains this")
     parser.add_argument("--plain", action="store_true", help="the columns of tables stay")
     parser.add_argument("--write", metavar="FILE", help="put the table of bugs into this file")
@@ -50,12 +55,14 @@ def main(chosen: argparse.Namespace) -> int:
     """Run what was asked for; 0 when nothing was found."""
     if chosen.only == "bugs":
         return _bugs(chosen)
+    if chosen.only == "large":
+        return _large(chosen)
     started = time.monotonic()
     deadline = started + 60 * chosen.minutes
     tally = Tally()
     seed = chosen.seed
     while not tally.cases or time.monotonic() < deadline:
-        for part in PARTS[:3]:
+        for part in PARTS[:-2]:
             if chosen.only in (None, part):
                 _part(part, seed, chosen, tally)
         _say(f"seed {seed}: {_summary(tally)}, {time.monotonic() - started:.0f} s")
@@ -70,8 +77,8 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def _part(part: str, seed: int, chosen: argparse.Namespace, tally: Tally) -> None:
-    from headrace.testing import capture_case, capture_process, capture_pure
-    from headrace.testing.postgres import Server
+    from headrace.testing import capture_case, capture_pgbench, capture_process, capture_pure
+    from headrace.testing.postgres import Server, debian
 
     wrong: list[str] = []
     found = capture_case.Audit()
@@ -91,7 +98,12 @@ def _part(part: str, seed: int, chosen: argparse.Namespace, tally: Tally) -> Non
             )
     else:
         tally.cases[part] += 1
-        case = capture_process.case(str(seed), chosen.seconds, alters=not chosen.plain)
+        if part == "pgbench":
+            binaries = debian() if chosen.server == "debian" else None
+            assert binaries or chosen.server == "embedded", "Debian's PostgreSQL is not installed"
+            case = capture_pgbench.case(str(seed), chosen.seconds, binaries=binaries)
+        else:
+            case = capture_process.case(str(seed), chosen.seconds, alters=not chosen.plain)
         wrong, found = case.wrong, case.audit
         tally.events.update(case.events)
     tally.entries += found.entries
@@ -116,6 +128,23 @@ def _summary(tally: Tally) -> str:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _large(chosen: argparse.Namespace) -> int:
+    """The whole process stays below 256 MB; files that it has mapped are the system's."""
+    from headrace.testing.capture_large import OWN_MAX, bulk
+
+    found = bulk(chosen.rows, kills=chosen.kills, seed=chosen.seed, only=chosen.name)
+    steps = [asdict(step) for step in found.steps]
+    for step in found.steps:
+        _say(
+            f"{step.name}: {step.rows} rows, {step.seconds:.0f} s, at most {step.own} MB of its own"
+            f" ({step.begun} before), {step.resident} MB with mapped files"
+        )
+        if step.own > OWN_MAX:
+            found.wrong.append(f"memory: {step.name} took {step.own} MB")
+    print(json.dumps({"steps": steps, "wrong": found.wrong, "events": found.events}, indent=2))
+    return 1 if found.wrong else 0
 
 
 def _bugs(chosen: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ that the sums of every transaction are known (see `capture_case`).
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -25,11 +26,11 @@ import psycopg
 
 import headrace as hr
 from headrace import errors
+from headrace.log.embedded.log import EmbeddedLog
+from headrace.log.writer import state_counter
 from headrace.sources.postgres import catalog
 from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.state import settings_name, writer_name
-from headrace.log.embedded.log import EmbeddedLog
-from headrace.log.writer import state_counter
 from headrace.testing.capture_case import (
     NAME,
     SETTINGS,
@@ -46,10 +47,10 @@ from headrace.testing.capture_case import (
 from headrace.testing.postgres import Server, fresh_database
 
 CHILD = """
-import sys, headrace as hr
+import json, sys, headrace as hr
 from headrace.sources.postgres.capture import Capture
 with hr.connect(sys.argv[1]) as log:
-    Capture(log, "shop", sys.argv[2], chunk_rows=200, heartbeat_seconds=0.2).run()
+    Capture(log, "shop", sys.argv[2], heartbeat_seconds=0.2, **json.loads(sys.argv[3])).run()
 """
 QUIET_SECONDS = 10.0
 LOST = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.Rollback)
@@ -114,15 +115,19 @@ class Writers:
 class Child:
     """The capture in its process."""
 
-    def __init__(self, folder: Path, dsn: str) -> None:
+    def __init__(self, folder: Path, dsn: str, **options: int) -> None:
         self.folder, self.dsn = folder, dsn
+        self.options = {"chunk_rows": 200} | options
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Begin; what it says goes to a file."""
         with open(self.folder / "said", "wb") as said:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", CHILD, str(self.folder / "log"), self.dsn],
+                [
+                    *(sys.executable, "-c", CHILD, str(self.folder / "log")),
+                    *(self.dsn, json.dumps(self.options)),
+                ],
                 stdin=subprocess.DEVNULL, stdout=said, stderr=said,
             )  # fmt: skip
 
@@ -174,7 +179,7 @@ def _case(
         make_tables(connection, tables, "c")
     child = Child(folder, server.dsn(database))
     writers = Writers(server, database, tables, seed)
-    with writers, _ended(child):
+    with writers, ended(child):
         middle = time.monotonic() + seconds / 2
         child.start()
         for writer in writers.writers:
@@ -209,7 +214,8 @@ def _case(
 
 
 @contextlib.contextmanager
-def _ended(child: Child) -> Iterator[None]:
+def ended(child: Child) -> Iterator[None]:
+    """In the end it is killed, if it still runs."""
     try:
         yield
     finally:
@@ -244,12 +250,7 @@ def _event(
         else:
             server.restart("immediate")
     elif kind == "cut":
-        with contextlib.suppress(*LOST), server.connect(database) as connection:
-            connection.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where datname = current_database() and pid <> pg_backend_pid()"
-                " and random() < 0.5"
-            )
+        cut(server, database)
     elif kind == "snapshot":
         name = settings_name(NAME)
         asked = dict((log.value(name) or {}).get("snapshots", {}))
@@ -267,6 +268,16 @@ def _event(
         said = child.kill()  # a new table is looked for when a capture starts
         found.wrong += [said] if said else []
         child.start()
+
+
+def cut(server: Server, database: str) -> None:
+    """End half of the connections."""
+    with contextlib.suppress(*LOST), server.connect(database) as connection:
+        connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and pid <> pg_backend_pid()"
+            " and random() < 0.5"
+        )
 
 
 def _show(server: Server, database: str, tables: list[str]) -> int:

@@ -68,7 +68,14 @@ class Server:
     when the server is stopped and started again.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None, **settings: str) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        binaries: Path | None = None,
+        /,
+        **settings: str,
+    ) -> None:
+        """`binaries`: a folder with those of another server, such as `debian()` gives."""
         self.settings = SETTINGS | settings
         self._own_folder = folder is None
         self.folder = Path(folder or tempfile.mkdtemp(prefix="headrace-postgres-")).absolute()
@@ -79,7 +86,7 @@ class Server:
         self._watcher: subprocess.Popen[bytes] | None = None
         try:
             self._make_reachable()
-            self.bin = self._usable_binaries()
+            self.bin = binaries or self._usable_binaries()
             if not (self.data / "PG_VERSION").exists():
                 self._initialise()
         except BaseException:
@@ -320,6 +327,17 @@ class Server:
     def _remove_folder(self) -> None:
         if self._own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def debian() -> Path | None:
+    """The binaries of the newest PostgreSQL that Debian's packages have put here, if any."""
+    found = [
+        (int(path.parents[1].name), path.parent)
+        for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")
+        if path.parents[1].name.isdigit()
+    ]
+    version, place = max(found, default=(0, None))
+    return place if version >= 14 else None
 
 
 @contextlib.contextmanager

@@ -260,6 +260,10 @@ class EmbeddedLog:
         drafts = chunked(packer, batches, self.settings.chunk_bytes, sent, column)
         return self._pieces.write(packer.topic, drafts, sent)
 
+    def unstage(self, pieces: Sequence[Piece]) -> None:
+        """Remove pieces that no entry names, nor ever will."""
+        self._pieces.drop(pieces)
+
     def transaction(self, *, durability: str | None = None) -> Transaction:
         """Rows for several topics, offsets, counters: one entry, all or nothing."""
         return Transaction(self, durability=durability)

@@ -421,7 +421,7 @@ class Reading:
                     ]
                 )
         return Batch(
-            first.way.wanted.topic.name,
+            first.way.wanted.topic,
             data,
             spans,
             position=position,

@@ -12,7 +12,8 @@ not have; and after a crash the stream begins at the resume point, so nothing co
 requires the epoch of this writer: of two captures with one name the older one is fenced.
 
 **A group** is what has come while the last entry was being written, up to GROUP_ROWS rows: many
-small transactions share an entry, and a large one is never cut.
+small transactions share an entry. A large one is an entry alone, whole, and is never in memory
+whole: it comes by way of files (`spill`), and goes by way of staged pieces (`large`).
 
 **What stops what.** A value or type that cannot be carried stops its table, which says why, and the
 others go on; `snapshot` reads it anew. What concerns the whole stream (a slot that is gone, another
@@ -22,10 +23,12 @@ server) stops the capture with a named error (`resume`). A connection that break
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +38,16 @@ import pyarrow as pa
 from psycopg import sql
 
 from headrace import errors
+from headrace.model.schema import RESERVED
 from headrace.sources.postgres import catalog, resume
 from headrace.sources.postgres.captured import META, Captured, with_meta
 from headrace.sources.postgres.group import Group
+from headrace.sources.postgres.large import PART_BYTES, Large
 from headrace.sources.postgres.protocol import Column, Message, Relation, Rows, Truncate
 from headrace.sources.postgres.redefine import redefine
-from headrace.sources.postgres.snapshot import CHUNK_ROWS, read_chunk
+from headrace.sources.postgres.snapshot import CHUNK_ROWS
+from headrace.sources.postgres.snapshots import READERS, Report, Snapshots
+from headrace.sources.postgres.spill import Spill
 from headrace.sources.postgres.state import (
     SNAPSHOTTING,
     STOPPED,
@@ -51,44 +58,33 @@ from headrace.sources.postgres.state import (
 )
 from headrace.sources.postgres.stream import Stream
 from headrace.sources.postgres.transactions import Transaction
-from headrace.sources.postgres.values import PgType, arrow_type
-from headrace.model.schema import RESERVED
-from headrace.tables.hashing import hash64
+from headrace.sources.postgres.values import PgType, arrow_type, told
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
 
 GROUP_ROWS = 50_000
 """A group ends with the transaction that makes it this large."""
+SPILLED_PARTS = 4
+"""So many parts' worth of changes are kept in memory before they go to files."""
 HEARTBEAT_SECONDS = 10.0
 """On a quiet database the resume point moves at least so often."""
+NOTE_SECONDS = 60.0
+"""The note in the database is so old at most."""
 LOOK_SECONDS = 0.5
 """While a table is snapshotted, or has other columns, it is looked at so often."""
 PATIENCE_SECONDS = 30.0
 """How long a run that has an end waits for a database that is away."""
-RECENT = 10_000
+RECENT = 100_000
 """Transactions whose numbers are remembered, for snapshots that begin later."""
 SESSION = (
     "-c DateStyle=ISO,MDY -c IntervalStyle=iso_8601 -c bytea_output=hex -c extra_float_digits=1"
     " -c TimeZone=UTC -c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
+    " -c synchronous_commit=local"
 )
-"""The settings under which values are printed."""
+"""The settings under which values are printed; our own commits wait for no standby."""
 TRANSACTIONS = "xid bigint, lsn bigint, commit_time timestamp, rows bigint"
 MESSAGES = "prefix string, content binary, lsn bigint, xid bigint"
-CHUNKS = "table string, lsn bigint, rows bigint, published bigint, hash bigint, last string"
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a snapshot is."""
-
-    table: str
-    rows: int
-    of: int
-    seconds: float
-
-
-Report = Callable[[Progress], None]
 
 
 class Capture:
@@ -103,7 +99,9 @@ class Capture:
         *,
         numeric_as_text: bool = False,
         chunk_rows: int = CHUNK_ROWS,
+        readers: int = READERS,
         group_rows: int = GROUP_ROWS,
+        part_bytes: int = PART_BYTES,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         report: Report | None = None,
         lost: Callable[[Exception], None] | None = None,
@@ -116,22 +114,37 @@ class Capture:
         )
         self.patterns = tuple(tables)
         self._numeric_as_text = numeric_as_text
-        self._chunk_rows = chunk_rows
         self._group_rows = group_rows
+        self._part_bytes = part_bytes
+        self._folder = f"{log.path}/spill/{name}"
+        """For what does not outlive a connection."""
         self._heartbeat = heartbeat_seconds
-        self._report = report
         self._lost = lost
         self.writer = log.writer(writer_name(name))
         saved = self.writer.state
         self.state: State | None = None if saved is None else State.from_json(saved, name)
         self._tables: dict[tuple[str, str], Captured] = {}
-        self._recent: deque[int] = deque(maxlen=RECENT)
+        self._recent = deque(self._said_lately(), RECENT)
+        self._snapshots = Snapshots(
+            self.dsn, self._tables, lambda: self._entry(self._lsn), self._topic,
+            chunk_rows=chunk_rows, readers=readers, report=report,
+        )  # fmt: skip
         self._saved_at = 0.0
         self._looked_at = 0.0
+        self._noted = (0.0, 0)
         self._held: Transaction | None = None
         """Taken from the stream, and waiting for a chunk to be published."""
         self._stopping = False
-        self._started = time.monotonic()
+        self._awaited, self._awaited_since = 0, 0.0
+        """Somebody waits for the resume point to come here, and since when."""
+
+    def _said_lately(self) -> Iterator[int]:
+        """The numbers of the last transactions that are in the log."""
+        if self.state is not None and self.state.lsn:
+            topic = self._topic("_transactions", TRANSACTIONS)
+            start = max(self.state.told, self.log.ends(topic)[0] - RECENT)
+            for batch in self.log.read(topic, start, columns=["xid"]):
+                yield from batch.data.column("xid").to_pylist()
 
     # -- running ----------------------------------------------------------------------------
 
@@ -151,6 +164,7 @@ class Capture:
                         return self._stream(control, until)
                     finally:
                         away = time.monotonic()
+                        self._snapshots.end()
             except (psycopg.OperationalError, errors.SlotInUse) as error:
                 if until is not None and time.monotonic() - away >= PATIENCE_SECONDS:
                     if isinstance(error, errors.SlotInUse):
@@ -173,32 +187,42 @@ class Capture:
         target = catalog.lsn(control) if isinstance(until, str) else until
         beat = 0.0
         state, self._held = self.state, None
-        with Stream(self.dsn, state.slot, state.publication, state.lsn) as stream:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.makedirs(self._folder)
+        spill = Spill(self._folder, SPILLED_PARTS * self._part_bytes)
+        with Stream(self.dsn, state.slot, state.publication, state.lsn, spill) as stream:
             while True:
                 now = time.monotonic()
-                if now - beat >= self._heartbeat or (
-                    until is not None and stream.received < (target or 0)
-                ):
+                often = LOOK_SECONDS if self._awaits(stream) else self._heartbeat
+                if now - beat >= often or (until is not None and stream.received < (target or 0)):
                     beat = now
-                    _heartbeat(control)
-                group = self._gather(stream, 0.02 if until or self._snapshotting() else 1.0)
+                    catalog.heartbeat(control)
+                if now - self._noted[0] >= NOTE_SECONDS and state.lsn > self._noted[1]:
+                    self._note(control)
+                group = self._gather(stream, 0.02 if until or self._snapshots.under_way() else 1.0)
                 self._take(group, control)
                 if self._hear() or self._stopping:
                     return state.lsn
                 self._save_if_due(stream)
                 stream.confirm(state.lsn)
                 caught_up = target is not None and stream.received >= target and self._held is None
-                self._look(control, stream, at_once=caught_up)
-                self._snapshot(control, stream)
-                if caught_up and not self._unsettled():
+                last = caught_up and not self._snapshots.under_way()
+                self._look(control, stream, at_once=last)
+                self._snapshots.advance(control, self._passed(stream))
+                if last and not self._unsettled():
                     self._save(max(state.lsn, stream.received))
                     stream.confirm(state.lsn)
                     return state.lsn
+
+    def _passed(self, stream: Stream) -> int:
+        """What was committed up to here is in the log."""
+        return stream.received if self._held is None else self._held.end_lsn - 1
 
     def _hear(self) -> bool:
         """Do what people ask for by way of the log (`settings_name`); whether to stop.
 
         `paused`: true while it shall not run. `snapshots`: table -> how often it was asked for.
+        `awaited`: an LSN that the resume point shall pass soon, on a quiet database too.
         """
         assert self.state is not None
         settings = self.log.value(settings_name(self.name)) or {}
@@ -207,7 +231,14 @@ class Capture:
             if found is not None and found.asked < times:
                 found.asked = times
                 self.snapshot(table)
+        if settings.get("awaited", 0) != self._awaited:
+            self._awaited, self._awaited_since = settings["awaited"], time.monotonic()
         return bool(settings.get("paused"))
+
+    def _awaits(self, stream: Stream) -> bool:
+        """Whether the stream must move on for somebody; not for ever: it may never be there."""
+        recently = time.monotonic() - self._awaited_since < PATIENCE_SECONDS
+        return stream.received < self._awaited and recently
 
     def _gather(self, stream: Stream, seconds: float) -> list[Transaction | Message]:
         """What has come; while a chunk waits, only what is before it.
@@ -216,25 +247,27 @@ class Capture:
         already out of date.
         """
         assert self.state is not None
-        waiting = [one.chunk.lsn for one in self._tables.values() if one.chunk is not None]
-        limit = min(waiting, default=1 << 64)
+        limit = self._snapshots.limit()
         group: list[Transaction | Message] = []
-        rows = 0
+        rows = size = 0
         held, self._held = self._held, None
-        come = stream.receive(seconds) if held is None else chain([held], stream.receive(0.0))
-        for one in come:
-            if isinstance(one, Transaction):
-                if one.end_lsn <= self.state.lsn:
-                    continue
-                if one.end_lsn > limit:
-                    self._held = one
-                    break
-                rows += sum(len(change) for change in one.changes if isinstance(change, Rows))
-                group.append(one)
-                if rows >= self._group_rows:
-                    break
-            elif one.prefix != "headrace" and one.lsn >= self.state.lsn:
-                group.append(one)
+        with contextlib.closing(stream.receive(seconds if held is None else 0.0)) as come:
+            for one in come if held is None else chain([held], come):
+                if isinstance(one, Transaction):
+                    if one.end_lsn <= self.state.lsn:
+                        continue
+                    if one.end_lsn > limit:
+                        self._held = one
+                        break
+                    group.append(one)
+                    size += one.size
+                    if size >= SPILLED_PARTS * self._part_bytes:
+                        break
+                    rows += sum([len(change) for change in one.changes if type(change) is Rows])
+                    if rows >= self._group_rows:
+                        break
+                elif one.prefix != "headrace" and one.lsn >= self.state.lsn:
+                    group.append(one)
         return group
 
     # -- the beginning ----------------------------------------------------------------------
@@ -278,10 +311,18 @@ class Capture:
             ).fetchone()
             assert row is not None
             state.lsn = int(row[0])
+            (state.told,) = self.log.ends(self._topic("_transactions", TRANSACTIONS))
         self._join(control, chosen)
         state.starts += 1
         self._save(state.lsn)
+        self._note(control)
+
+    def _note(self, control: psycopg.Connection) -> None:
+        """Leave word in the database of how far the log is."""
+        state = self.state
+        assert state is not None
         note = catalog.Note(self.log.journal.log_id.hex(), state.starts, state.lsn)
+        self._noted = (time.monotonic(), state.lsn)
         catalog.write_note(control, state.publication, note)
 
     def _join(
@@ -293,11 +334,9 @@ class Capture:
             control, [name for name, info in chosen.items() if info.identity]
         )
         self.state.publication_oid = published.oid
-        row = control.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
-        fence = int(row[0]) if row else 0
         known = catalog.types(control)
         for name, info in chosen.items():
-            self._add(name, info, known, published.members.get(name, 0), fence)
+            self._add(name, info, known, published.members.get(name, 0))
 
     def _saved(self) -> resume.Saved:
         state = self.state
@@ -344,7 +383,6 @@ class Capture:
         info: catalog.TableInfo,
         known: dict[int, PgType],
         member: int,
-        fence: int,
     ) -> None:
         """A table of the capture: known from before, or new."""
         assert self.state is not None
@@ -356,8 +394,8 @@ class Capture:
                 topic=f"{self.name}.{full}",
                 key=list(key),
                 member=member,
-                fence=fence,
-                columns={column.name: column.number for column in _streamed(info)},
+                fence=-1,
+                columns={column.name: column.number for column in info.streamed},
             )
             self.state.tables[full] = state
             try:
@@ -367,27 +405,30 @@ class Capture:
         state.member = member  # another one, if the capture was removed and added again
         captured = self._tables.get(name)
         if captured is None:
-            if state.status == SNAPSHOTTING and state.thorough:
-                state.read_again()  # which keys it has seen is not known any more
-            self._tables[name] = Captured(self.log, info, state, known, self._numeric_as_text)
+            if state.status == SNAPSHOTTING and (state.thorough or not state.key):
+                state.read_again()  # which rows it has seen is not known any more
+            self._tables[name] = Captured(
+                self.log, info, state, known, self._numeric_as_text, recent=self._recent
+            )
         else:  # a connection was lost: what was in flight is read again
-            captured.info, captured.types, captured.chunk = info, known, None
-            captured.relation = None
+            captured.info, captured.types, captured.relation = info, known, None
+            captured.drop()
 
     def _make_topic(self, info: catalog.TableInfo, state: TableState) -> None:
-        if not state.key:
+        if not state.key and info.replica_identity != "f":
             raise errors.NoReplicaIdentity(
-                f"table {info.schema}.{info.name} has no primary key", place=state.topic
+                f"table {info.schema}.{info.name} has no primary key, and its replica identity"
+                " is not FULL",
+                place=state.topic,
             )
         fields = [
-            pa.field(
-                column.name,
-                arrow_type(
-                    column.type, column.modifier, column=column.name,
-                    numeric_as_text=self._numeric_as_text,
-                ),
+            pa.field(column.name, kind, metadata=told(column.type, column.modifier, kind))
+            for column, kind in (
+                (one, arrow_type(
+                    one.type, one.modifier, column=one.name, numeric_as_text=self._numeric_as_text
+                ))
+                for one in info.streamed
             )
-            for column in _streamed(info)
         ]  # fmt: skip
         reserved = (RESERVED[name] for name in META)
         fields += [pa.field(one.name, one.type, nullable=one.nullable) for one in reserved]
@@ -401,32 +442,48 @@ class Capture:
         """Append a group; where a table changes its columns, what comes before is an entry."""
         pending: list[Transaction | Message] = []
         for one in group:
-            if isinstance(one, Transaction):
+            if isinstance(one, Transaction) and not self._is_plain(one):
                 changed = list(self._new_definitions(one))
-                alone = bool(changed) or any(isinstance(c, Truncate) for c in one.changes)
+                large = one.size > self._part_bytes or any(
+                    isinstance(change, Truncate) for change in one.changes
+                )
+                alone = bool(changed) or large
                 if alone:
                     self._append(pending)
                     pending = []
                 for captured, relation in changed:
                     self._redefine(captured, relation, control)
-                if alone:
+                if large:
+                    self._append_large(one)
+                elif alone:
                     self._append([one])
+                if alone:
                     continue
             pending.append(one)
         self._append(pending)
+
+    def _is_plain(self, one: Transaction) -> bool:
+        """Whether it is one run of rows with columns that are known, as most are."""
+        changes = one.changes
+        if type(changes) is not list or len(changes) != 1 or one.size > self._part_bytes:
+            return False
+        run = changes[0]
+        if type(run) is not Rows:
+            return False
+        found = self._tables.get((run.relation.schema, run.relation.table))
+        return found is None or found.relation is run.relation
 
     def _captured(self, relation: Relation) -> Captured | None:
         found = self._tables.get((relation.schema, relation.table))
         return None if found is None or found.state.status == STOPPED else found
 
     def _new_definitions(self, one: Transaction) -> Iterator[tuple[Captured, Relation]]:
-        for change in one.changes:
-            if isinstance(change, Rows):
-                captured = self._captured(change.relation)
-                if captured is not None and captured.relation is not change.relation:
-                    captured.relation = change.relation
-                    if not self._fits(captured, change.relation):
-                        yield captured, change.relation
+        for relation in one.relations():
+            captured = self._captured(relation)
+            if captured is not None and captured.relation is not relation:
+                captured.relation = relation
+                if not self._fits(captured, relation):
+                    yield captured, relation
 
     def _fits(self, captured: Captured, relation: Relation) -> bool:
         """Whether a topic has the columns of a relation."""
@@ -441,9 +498,9 @@ class Capture:
         except (KeyError, errors.HeadraceError):
             return False
         own = captured.own
-        return set(own.names) == set(types) and all(
-            own.field(n).type == t for n, t in types.items()
-        )
+        if set(own.names) != set(types) or any(own.field(n).type != t for n, t in types.items()):
+            return False
+        return not captured.says_otherwise(relation, types)
 
     def _look(self, control: psycopg.Connection, stream: Stream, *, at_once: bool) -> None:
         """Look for tables that are new, and for columns that changed without a row that says so.
@@ -457,7 +514,8 @@ class Capture:
             return
         self._looked_at = now
         place = catalog.lsn(control)
-        found = {(t.schema, t.name): t for t in catalog.tables(control, self.patterns)}
+        known = next((one.types for one in self._tables.values()), None)
+        found = {(t.schema, t.name): t for t in catalog.tables(control, self.patterns, known)}
         if any(name not in self._tables for name in found):
             self._join(control, found)
         for name, captured in self._tables.items():
@@ -470,20 +528,20 @@ class Capture:
                 captured.differs_at = None
             elif captured.differs_at is None:
                 captured.differs_at = place
-                _heartbeat(control)
+                catalog.heartbeat(control)
             elif stream.received >= captured.differs_at:
                 captured.differs_at, captured.info = None, info
                 self._redefine(captured, relation, control)
 
     def _unsettled(self) -> bool:
         """Whether the topics are not yet what the tables are, wherever the stream is."""
-        return self._snapshotting() or any(
+        return self._snapshots.under_way() or any(
             one.differs_at is not None for one in self._tables.values()
         )
 
     def _is_so(self, captured: Captured, info: catalog.TableInfo) -> bool:
         """Whether a topic has the columns of a table: those, not others of the same names."""
-        numbers = {column.name: column.number for column in _streamed(info)}
+        numbers = {column.name: column.number for column in info.streamed}
         return numbers == captured.state.columns and self._fits(captured, _as_relation(info))
 
     def _redefine(
@@ -540,6 +598,23 @@ class Capture:
                 ]
                 entry.append(self._topic("_messages", MESSAGES), said)
 
+    def _append_large(self, one: Transaction) -> None:
+        """One entry that names the rows of a transaction, staged before."""
+        assert self.state is not None
+        large = Large(
+            self.log, self._tables, one, folder=f"{self._folder}/{one.xid}",
+            messages=lambda: self._topic("_messages", MESSAGES), part_bytes=self._part_bytes,
+        )  # fmt: skip
+        large.stage()
+        group = Group([replace(one, changes=[])])
+        self._recent.append(one.xid)
+        with self._entry(max(self.state.lsn, group.end)) as entry:
+            large.append_to(entry)
+            if large.rows:
+                told = group.told(np.array([large.rows]))
+                entry.append(self._topic("_transactions", TRANSACTIONS), told)
+        one.close()
+
     def _topic(self, name: str, schema: str) -> str:
         full = f"{self.name}.{name}"
         self.log.create_topic(full, schema, exist_ok=True)
@@ -554,6 +629,11 @@ class Capture:
             yield entry
         self._saved_at = time.monotonic()
 
+    @property
+    def _lsn(self) -> int:
+        assert self.state is not None
+        return self.state.lsn
+
     def _save(self, lsn: int) -> None:
         with self._entry(lsn):
             pass
@@ -562,84 +642,9 @@ class Capture:
         """On a quiet database the resume point moves without data."""
         assert self.state is not None
         due = time.monotonic() - self._saved_at >= self._heartbeat
+        due = due or self.state.lsn < self._awaited <= stream.received
         if due and stream.received > self.state.lsn and self._held is None:
             self._save(stream.received)
-
-    # -- snapshots --------------------------------------------------------------------------
-
-    def _snapshotting(self) -> bool:
-        return any(one.snapshotting for one in self._tables.values())
-
-    def _snapshot(self, control: psycopg.Connection, stream: Stream) -> None:
-        """Publish a chunk that the stream has passed; read the next one."""
-        for captured in self._tables.values():
-            if not captured.snapshotting:
-                continue
-            if captured.chunk is not None:
-                if stream.received < captured.chunk.lsn:
-                    continue
-                self._publish(captured)
-            if captured.state.status == SNAPSHOTTING and captured.differs_at is None:
-                self._read(captured, control)
-
-    def _read(self, captured: Captured, control: psycopg.Connection) -> None:
-        state = captured.state
-        keys = list(state.pending) if state.read_through else None
-        columns = self._columns(captured)
-        try:
-            chunk = read_chunk(
-                control, captured.info, columns, state.key,
-                after=state.after, only=keys, limit=self._chunk_rows,
-            )  # fmt: skip
-        except (psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable):
-            return  # the table has changed: `_look` sees it
-        sees = chunk.visible.sees
-        told = {one.xid for one in captured.touched}
-        if (
-            chunk.visible.xmin < state.fence
-            or any(xid not in told and not sees(xid) for xid in self._recent)
-            or not all(map(sees, captured.emptied))
-        ):
-            return  # committed and streamed, and not yet seen by others: read again
-        captured.chunk, captured.chunk_keys = chunk, keys
-        _heartbeat(control)
-
-    def _columns(self, captured: Captured) -> list[str]:
-        own = set(captured.own.names)
-        return [column.name for column in _streamed(captured.info) if column.name in own]
-
-    def _publish(self, captured: Captured) -> None:
-        assert self.state is not None
-        state, chunk = captured.state, captured.chunk
-        assert chunk is not None
-        try:
-            rows, weight = captured.publish(chunk, self._columns(captured))
-        except (errors.TypeNotCarried, errors.ValueNotCarried) as error:
-            state.status, state.reason, captured.chunk = STOPPED, error.fact, None
-            self._save(self.state.lsn)
-            return
-        state.rows += chunk.rows
-        if captured.chunk_keys is not None:
-            captured.settle_pending()
-        elif chunk.last is None:
-            state.read_through = True
-        else:
-            state.after = chunk.last
-        if state.read_through and not state.pending:
-            gone = captured.finished()
-            rows = pa.concat_batches([rows, gone])
-            weight = np.concatenate([weight, np.full(gone.num_rows, -1)])
-        captured.chunk = None
-        op = ["r"] * rows.num_rows
-        lsn = np.full(rows.num_rows, chunk.lsn)
-        batch = with_meta(rows, weight, op, lsn, None, None)
-        with self._entry(self.state.lsn) as entry:
-            if batch.num_rows:
-                entry.append(state.topic, batch)
-            entry.append(self._topic("_snapshots", CHUNKS), [_proof(captured, chunk, rows)])
-        if self._report is not None:
-            seconds = time.monotonic() - self._started
-            self._report(Progress(captured.name, state.rows, captured.info.rows, seconds))
 
     def snapshot(self, table: str) -> None:
         """Read a table anew, from its beginning, while the capture goes on.
@@ -648,18 +653,22 @@ class Capture:
         """
         assert self.state is not None
         for captured in self._tables.values():
-            if captured.name == table and captured.state.key:
-                captured.state.read_again()
-                captured.chunk, captured.touched, captured.emptied = None, [], []
-                captured.seen = []
-                self._save(self.state.lsn)
+            if captured.name != table:
+                continue
+            if captured.state.topic in {topic.name for topic in self.log.topics()}:
+                captured.read_again()
+            else:  # it could not be captured: perhaps now it can
+                del self._tables[captured.info.schema, captured.info.name]
+                del self.state.tables[table]
+            self._save(self.state.lsn)
+            return
 
 
 def _as_relation(info: catalog.TableInfo) -> Relation:
     """A table as the stream would describe it now."""
     columns = tuple(
         Column(column.name, column.type.oid, column.modifier, column.name in info.identity)
-        for column in _streamed(info)
+        for column in info.streamed
     )
     return Relation(info.oid, info.schema, info.name, info.replica_identity, columns)
 
@@ -667,26 +676,3 @@ def _as_relation(info: catalog.TableInfo) -> Relation:
 def _split(name: str) -> tuple[str, str]:
     schema, _, table = name.partition(".")
     return schema, table
-
-
-def _streamed(info: catalog.TableInfo) -> list[catalog.ColumnInfo]:
-    """The columns that the stream has."""
-    return [column for column in info.columns if not column.generated]
-
-
-def _heartbeat(control: psycopg.Connection) -> None:
-    """Make the stream move on, on a quiet database too."""
-    control.execute("SELECT pg_logical_emit_message(false, 'headrace', '')")
-
-
-def _proof(captured: Captured, chunk: Any, rows: pa.RecordBatch) -> dict[str, Any]:
-    """What a chunk was, to be held against the database later."""
-    found = hash64(rows.columns, 0) if rows.num_rows else np.zeros(0, np.uint64)
-    return {
-        "table": captured.name,
-        "lsn": chunk.lsn,
-        "rows": chunk.rows,
-        "published": rows.num_rows,
-        "hash": int(np.bitwise_xor.reduce(found, initial=0).view(np.int64)),
-        "last": None if chunk.last is None else "\t".join(chunk.last),
-    }

@@ -6,7 +6,9 @@ says does too (`publish`). Both look at the rows as they are in the log, through
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,20 +28,25 @@ from headrace.sources.complete import (
     joined,
     whole_keys,
 )
-from headrace.sources.postgres.group import TIMESTAMP, OfTable, Run
+from headrace.sources.postgres.group import TIMESTAMP, Run
+from headrace.sources.postgres.keyless import Owed, summed
 from headrace.sources.postgres.operations import Format, format_of, operations
 from headrace.sources.postgres.protocol import Relation
-from headrace.sources.postgres.snapshot import Chunk
+from headrace.sources.postgres.snapshot import Chunk, Visible, Wanted
 from headrace.sources.postgres.state import LIVE, SNAPSHOTTING, TableState
-from headrace.sources.postgres.values import PgType, arrow_type
+from headrace.sources.postgres.values import PgType, arrow_type, printed, told
 from headrace.tables.hashing import hash64
-from headrace.tables.runs import differs
 
 if TYPE_CHECKING:
-    from headrace.sources.postgres.catalog import TableInfo
     from headrace.log.embedded.log import EmbeddedLog
+    from headrace.sources.postgres.catalog import TableInfo
 
 Words = npt.NDArray[np.uint64]
+TOUCHED_MAX = 1_000_000
+"""So many keys of one transaction are noted while a table is snapshotted."""
+UNSEEN_MAX = 10_000
+PENDING_ROWS = 5000
+"""Keys that are read once more, at a time."""
 META = ("_weight", "_op", "_lsn", "_xid", "_commit_time")
 
 
@@ -78,14 +85,29 @@ class Captured:
     seen: list[tuple[Words, Words]] = field(default_factory=list)
     """A thorough snapshot: every key that it has read or that the stream has touched since."""
     emptied: list[int] = field(default_factory=list)
-    """Transactions that have truncated the table while it is snapshotted."""
-    chunk: Chunk | None = None
-    """Read, and waiting for the stream to pass it."""
-    chunk_keys: list[list[str]] | None = None
-    """The keys that the chunk was read for; None: it is a range."""
+    """Transactions that have truncated the table while it is snapshotted, or were too large."""
+    recent: Iterable[int] = ()
+    """Transactions that the stream has said lately: the capture's own."""
+    must_see: set[int] = field(default_factory=set)
+    """Those of them that were said before the table was snapshotted: they are in no `touched`."""
+    chunks: deque[Chunk] = field(default_factory=deque)
+    """Read, and waiting for the stream to pass them, in their order."""
+    turn: int = 0
+    """A chunk whose reading began in another turn is of no use."""
+    view: Visible | None = None
+    """Without a key: the snapshot that is being read; see `keyless`."""
+    owed: Owed = field(default_factory=Owed)
+    """Without a key: rows that are to be taken away in the end."""
+    width: float = 0.0
+    """Bytes of a row, as last seen."""
     differs_at: int | None = None
     """Where the write-ahead log was when the table was first seen to have other columns."""
     _formats: dict[int, tuple[Relation, Format]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """What the stream has said before now is not known by key."""
+        self.must_see = set(self.recent)
+        self.width = self.info.bytes / self.info.rows if self.info.rows > 0 else 1000.0
 
     @property
     def name(self) -> str:
@@ -115,6 +137,19 @@ class Captured:
             self._formats[id(relation)] = found
         return found[1]
 
+    def says_otherwise(self, relation: Relation, types: Mapping[str, pa.DataType]) -> list[str]:
+        """The columns whose type in the topic stays, and is of another type in the table."""
+        schema = self.log.topic(self.state.topic).schema
+        return [
+            column.name
+            for column in relation.columns
+            if column.name not in self.state.key
+            and column.name in types
+            and self.own.field(column.name).type == (kind := types[column.name])
+            and schema.column(column.name).comment
+            != told(self.types[column.type_oid], column.type_modifier, kind).get("comment")
+        ]
+
     def _format(self, columns: Sequence[tuple[str, PgType, int]]) -> Format:
         """Columns that have another type than the topic's are older than it, and left out."""
         own = self.own
@@ -141,6 +176,8 @@ class Captured:
 
     def lookup(self, keys: list[pa.Array]) -> tuple[Numbers, pa.RecordBatch]:
         """Rows of the topic's table by key: which of the keys are there, and their rows."""
+        if not self.state.key:
+            return np.empty(0, np.int64), _empty(self.own)
         asked = pa.table(dict(zip(self.state.key, keys, strict=True)))
         try:
             found = self.log.table(self.state.topic).get(asked)
@@ -151,53 +188,43 @@ class Captured:
         batch = rows[0] if rows else _empty(self.own)
         return places, batch
 
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        """All rows of the topic's table, some at a time."""
+        if not self.state.key:
+            yield self._sum()
+            return
+        with contextlib.suppress(errors.BadPosition):  # as above
+            own = self.own
+            for batch in self.log.table(self.state.topic).scan():
+                yield batch.select(own.names).cast(own)
+
+    def _sum(self) -> pa.RecordBatch:
+        """Without a key: the rows of the topic, each as often as it is there."""
+        topic, own = self.log.topic(self.state.topic), self.own
+        rows, weights = [_empty(own)], [np.empty(0, np.int64)]
+        for batch in self.log.read(topic.name):
+            if topic.schemas[batch.schema_version - 1].generation == topic.schema.generation:
+                rows.append(batch.data.select(own.names).cast(own))
+                weights.append(batch.data.column("_weight").to_numpy())
+        return summed(pa.concat_batches(rows), np.concatenate(weights))
+
     def all_rows(self) -> pa.RecordBatch:
         """All rows of the topic's table."""
-        try:
-            found = self.log.table(self.state.topic).scan().read_all()
-        except errors.BadPosition:  # as above
-            return _empty(self.own)
-        rows = found.select(self.own.names).cast(self.own).combine_chunks().to_batches()
-        return rows[0] if rows else _empty(self.own)
+        return pa.concat_batches([_empty(self.own), *self.scan()])
 
     # -- the stream -------------------------------------------------------------------------
 
-    def changes(self, of: OfTable) -> Changes:
-        """What a group of transactions does to the topic."""
-        if not of.truncates:
-            return self._changes(of.runs)
-        parts: list[Changes] = []
-        start = 0
-        for end, number, xid in of.truncates:
-            if end > start:
-                parts.append(self._changes(of.runs[start:end], emptied=start > 0))
-            before = self.all_rows()
-            there = what_is_left(
-                [before, *(part.rows for part in parts)],
-                [np.ones(before.num_rows, np.int64), *(part.weight for part in parts)],
-            )
-            gone = there.num_rows
-            letters = pa.array(["t"] * gone, pa.string())
-            parts.append(Changes(there, np.full(gone, -1), np.full(gone, number), letters))
-            self._truncated(xid)
-            start = end
-        if of.runs[start:]:
-            parts.append(self._changes(of.runs[start:], emptied=True))
-        return Changes(
-            pa.concat_batches([part.rows for part in parts]),
-            np.concatenate([part.weight for part in parts]),
-            np.concatenate([part.transaction for part in parts]),
-            pa.concat_arrays([part.op for part in parts]),
-        )
+    def changes(self, runs: Sequence[Run], lookup: Lookup | None = None) -> Changes:
+        """What a group of transactions does to the topic, or a part of a large one.
 
-    def _truncated(self, xid: int) -> None:
-        """A chunk that was read before is no longer what the table holds."""
-        if self.snapshotting:
-            self.chunk = None
-            self.emptied.append(xid)
-
-    def _changes(self, runs: Sequence[Run], *, emptied: bool = False) -> Changes:
-        """Of operations only. `emptied`: nothing was in the table before them."""
+        `lookup`: the rows as they are before these operations, if not as the log has them.
+        """
+        keyless = not self.state.key
+        if keyless and self.snapshotting:
+            runs = [run for run in runs if self._counts(run[1])]
+            if not runs:
+                none = np.empty(0, np.int64)
+                return Changes(_empty(self.own), none, none, pa.array([], pa.string()))
         parts: list[Operations] = []
         for _, group in groupby(runs, lambda run: id(run[2].relation)):
             same = [run for _, _, run in group]  # runs of one definition of the table
@@ -207,13 +234,59 @@ class Captured:
         found = complete(
             made,
             self.state.key,
-            _nothing(self.own) if emptied else self.lookup,
-            given_is_there=not self.snapshotting,
+            lookup or self.lookup,
+            given_is_there=keyless or not self.snapshotting,
         )
-        self._note(made, found, of_run, runs)
         transaction = np.array([number for number, _, _ in runs])[of_run]
         kinds = made.kinds[found.operation]
-        return Changes(found.rows, found.weight, transaction[found.operation], _letters(kinds))
+        all_of = Changes(found.rows, found.weight, transaction[found.operation], _letters(kinds))
+        if keyless:
+            return self._counted(all_of, found)
+        self._note(made, found, of_run, runs)
+        return all_of
+
+    def _counts(self, xid: int) -> bool:
+        """Without a key, snapshotting: whether the stream is heard on a transaction."""
+        if self.view is not None:
+            return not self.view.sees(xid)
+        unseen = self.state.unseen
+        if xid not in unseen[-1:]:
+            unseen.append(xid)
+        if len(unseen) > UNSEEN_MAX:  # it takes long to begin: then all of them must have ended
+            self.state.fence, self.state.unseen = -1, []
+        return False
+
+    def _counted(self, changes: Changes, found: Completed) -> Changes:
+        """Without a key: old rows are those that the database gave; see `keyless`."""
+        if len(found.missing) or len(found.unknown):
+            raise errors.ValueNotCarried(
+                f"table {self.name} has no key and its replica identity is not FULL any more",
+                place=self.name,
+                why="the stream does not say the old row of a change",
+                fix=f"ALTER TABLE {self.name} REPLICA IDENTITY FULL, then read the table anew",
+            )
+        if not self.snapshotting:
+            return changes
+        self.state.dirty = True
+        put = changes.weight > 0
+        self.owed.add(changes.rows.filter(pa.array(~put)))
+        return Changes(
+            changes.rows.filter(pa.array(put)),
+            changes.weight[put],
+            changes.transaction[put],
+            changes.op.filter(pa.array(put)),
+        )
+
+    def overtaken(self, xid: int) -> None:
+        """A transaction changes more than is noted: what was read without it is of no use."""
+        if self.snapshotting and not self.state.key:
+            if self._counts(xid):
+                self.drop()
+                self.state.unseen.append(xid)
+        elif self.snapshotting:
+            self.drop()
+            self.emptied.append(xid)
+            self.touched = [one for one in self.touched if one.xid != xid]
 
     def _widened(self, made: Operations) -> Operations:
         """The same with all columns of the topic: those that the table lost are null."""
@@ -257,26 +330,72 @@ class Captured:
                 np.concatenate([one[begin:end], other[begin:end]])
                 for one, other in zip(hashes, more, strict=True)
             ]
-            self.touched.append(Touched(xid, *of_both))
+            if xid not in self.emptied:
+                self.touched.append(Touched(xid, *of_both))
             if self.state.thorough:
                 self.seen.append((of_both[0], of_both[1]))
+        last = part[-1][1]  # only a transaction that comes by parts has so many
+        if sum(len(one.first) for one in self.touched if one.xid == last) > TOUCHED_MAX:
+            self.overtaken(last)
         if len(found.unknown):
             places = pa.array(found.unknown)
-            texts = [
-                made.new.column(name).take(places).cast(pa.string()) for name in self.state.key
-            ]
-            self.state.pending += [
-                list(one) for one in zip(*(t.to_pylist() for t in texts), strict=True)
-            ]
+            texts = [key_texts(made.new.column(name).take(places)) for name in self.state.key]
+            self.state.pending += [list(one) for one in zip(*texts, strict=True)]
 
     # -- the snapshot -----------------------------------------------------------------------
 
-    def publish(self, chunk: Chunk, columns: Sequence[str]) -> tuple[pa.RecordBatch, Numbers]:
-        """Rows of the topic's own columns and weights that put the log right for a chunk."""
+    def read_again(self, *, thorough: bool = True) -> None:
+        """Begin a snapshot from the start of the table."""
+        self.state.read_again(thorough=thorough)
+        self.drop()
+        self.touched, self.emptied, self.seen = [], [], []
+        self.must_see = set(self.recent)
+
+    def drop(self) -> None:
+        """What was read, or is being read, is of no use any more."""
+        self.chunks.clear()
+        self.turn += 1
+        if self.snapshotting and not self.state.key:  # all begins again
+            self.view, self.owed, self.must_see = None, Owed(), set(self.recent)
+            self.state.read_through, self.state.rows = False, 0
+
+    def watch(self, view: Visible) -> None:
+        """Without a key: this snapshot is read from now on."""
+        self.view = view
+        self.owed = Owed([self._sum()] if self.state.dirty else [])
+        self.must_see, self.state.unseen, self.state.dirty = set(), [], True
+
+    def wanted(self, chunk_rows: int, chunk_bytes: int) -> Wanted:
+        """What is to be read next; the schema of the topic as it is now."""
+        state, own = self.state, self.own
+        columns = [column.name for column in self.info.streamed if column.name in own.names]
         kinds = {one.name: (one.type, one.modifier) for one in self.info.columns}
         form = self._format([(name, *kinds[name]) for name in columns])
-        arrays = [form.column(at, chunk.texts[place]) for at, place in enumerate(form.places)]
-        rows = _with_all(pa.RecordBatch.from_arrays(arrays, schema=form.schema), self.own)
+
+        def decode(texts: list[pa.Array]) -> pa.RecordBatch:
+            arrays = [form.column(at, texts[place]) for at, place in enumerate(form.places)]
+            return _with_all(pa.RecordBatch.from_arrays(arrays, schema=form.schema), own)
+
+        last = self.chunks[-1] if self.chunks else None
+        return Wanted(
+            table=(self.info.schema, self.info.name),
+            columns=columns,
+            key=state.key,
+            limit=max(1, min(chunk_rows, int(chunk_bytes / max(1.0, self.width)))),
+            decode=decode,
+            after=last.last if last else state.after,
+            upto=last.upto if last else state.upto,
+            only=state.pending[:PENDING_ROWS] if state.read_through else None,
+            fence=state.fence,
+            must_see=[*self.must_see, *self.emptied, *state.unseen],
+        )
+
+    def publish(self, chunk: Chunk) -> tuple[pa.RecordBatch, Numbers]:
+        """Rows of the topic's own columns and weights that put the log right for a chunk."""
+        rows = chunk.rows
+        if not self.state.key:
+            rows = rows.filter(pa.array(self.owed.pay(rows)))
+            return rows, np.ones(rows.num_rows, np.int64)
         if self.state.thorough and rows.num_rows:
             keys = [rows.column(name) for name in self.state.key]
             self.seen.append((hash64(keys, 1), hash64(keys, 2)))
@@ -304,6 +423,11 @@ class Captured:
 
     def finished(self) -> pa.RecordBatch:
         """The table has been read through: the rows that the log has, and the database has not."""
+        if not self.state.key:
+            rows = pa.concat_batches([_empty(self.own), *self.owed.rest()])
+            self.state.status, self.state.thorough = LIVE, False
+            self.view, self.owed = None, Owed()
+            return rows
         rows = self.all_rows() if self.state.thorough else _empty(self.own)
         if rows.num_rows and self.seen:
             keys = [rows.column(name) for name in self.state.key]
@@ -311,28 +435,37 @@ class Captured:
             there &= np.isin(hash64(keys, 2), np.concatenate([second for _, second in self.seen]))
             rows = rows.filter(pa.array(~there))
         self.state.status, self.state.thorough = LIVE, False
-        self.touched, self.emptied, self.seen = [], [], []
+        self.touched, self.emptied, self.seen, self.must_see = [], [], [], set()
         return rows
 
-    def settle_pending(self) -> None:
+    def settle_pending(self, read: Sequence[Sequence[str]]) -> None:
         """Keys that a chunk was read for are done, but for those that changed meanwhile.
 
         Of these some are in the log by now: the stream has said the whole row.
         """
-        assert self.chunk_keys is not None
-        left = self.state.pending[len(self.chunk_keys) :]
+        left: list[Sequence[str]] = [*self.state.pending[len(read) :]]
         if self.touched:
             kinds = {one.name: (one.type, one.modifier) for one in self.info.columns}
             form = self._format([(name, *kinds[name]) for name in self.state.key])
-            texts = zip(*self.chunk_keys, strict=True)
+            texts = zip(*read, strict=True)
             keys = [
                 form.column(at, pa.array([text.encode() for text in column], pa.binary()))
                 for at, column in enumerate(texts)
             ]
             again = np.isin(hash64(keys, 1), np.concatenate([one.first for one in self.touched]))
             again[self.lookup(keys)[0]] = False
-            left += [one for one, wanted in zip(self.chunk_keys, again, strict=True) if wanted]
+            left += [one for one, wanted in zip(read, again, strict=True) if wanted]
         self.state.pending = [list(one) for one in dict.fromkeys(map(tuple, left))]
+
+
+def key_texts(column: pa.Array) -> list[str]:
+    """Values of a key as they stand in a query."""
+    if pa.types.is_binary(column.type):
+        return [rf"\x{one.hex()}" for one in column.to_pylist()]
+    if pa.types.is_temporal(column.type):
+        return [str(one) for one in printed(column)]
+    found: list[str] = column.cast(pa.string()).to_pylist()
+    return found
 
 
 def with_meta(
@@ -357,18 +490,6 @@ def with_meta(
     return pa.RecordBatch.from_arrays([*rows.columns, *meta], names=[*rows.schema.names, *META])
 
 
-def what_is_left(rows: Sequence[pa.RecordBatch], weights: Sequence[Numbers]) -> pa.RecordBatch:
-    """The rows that are there when all these are added up."""
-    whole, weight = pa.concat_batches(list(rows)), np.concatenate(list(weights))
-    if not whole.num_rows:
-        return whole
-    words = [hash64(whole.columns, 1), hash64(whole.columns, 2)]
-    order = np.lexsort(words)
-    starts = np.concatenate(([0], np.flatnonzero(differs([w[order] for w in words])) + 1))
-    sums = np.add.reduceat(weight[order], starts)
-    return whole.take(pa.array(np.repeat(order[starts], np.maximum(sums, 0))))
-
-
 def _with_all(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     names = set(batch.schema.names)
     arrays = [
@@ -376,14 +497,6 @@ def _with_all(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         for one in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _nothing(schema: pa.Schema) -> Lookup:
-    def lookup(keys: list[pa.Array]) -> tuple[Numbers, pa.RecordBatch]:
-        del keys
-        return np.empty(0, np.int64), _empty(schema)
-
-    return lookup
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

@@ -62,6 +62,9 @@ class SlotState:
     invalidation_reason: str | None
     two_phase: bool
     failover: bool
+    decoded: int = 0
+    """Transactions that were streamed from it, as the server's statistics have it; these are lost
+    when the server crashes."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,11 @@ class TableInfo:
     selectable: bool
     """Whether we may read all of it."""
 
+    @property
+    def streamed(self) -> list[ColumnInfo]:
+        """The columns that the stream has."""
+        return [column for column in self.columns if not column.generated]
+
 
 def lsn_number(text: str) -> int:
     """Read a position: `16/B374D848`."""
@@ -185,12 +193,21 @@ def lsn(connection: Connection) -> int:
     return lsn_number(row[0])
 
 
+def heartbeat(connection: Connection) -> None:
+    """Make the stream move on, on a quiet database too."""
+    connection.execute("SELECT pg_logical_emit_message(false, 'headrace', '')")
+
+
 def slot(connection: Connection, name: str) -> SlotState | None:
     """Describe a slot of the server, whatever its database; None if there is none.
 
     Taken as JSON, because versions differ in which columns there are.
     """
-    query = "select to_jsonb(s) from pg_replication_slots s where slot_name = %s"
+    query = """
+        select to_jsonb(s) || jsonb_build_object('decoded', coalesce(total_txns, 0))
+        from pg_replication_slots s left join pg_stat_replication_slots t using (slot_name)
+        where slot_name = %s
+        """
     row = connection.execute(query, [name]).fetchone()
     if row is None:
         return None
@@ -210,6 +227,7 @@ def slot(connection: Connection, name: str) -> SlotState | None:
         invalidation_reason=reason,
         two_phase=found.get("two_phase", False),
         failover=found.get("failover", False),
+        decoded=found["decoded"],
     )
 
 
@@ -271,9 +289,13 @@ def write_note(connection: Connection, publication: str, note: Note) -> bool:
     if row is None or not row[1] or (row[0] and _read_note(row[0]) is None):
         return False
     text = f"headrace log={note.log} starts={note.starts} confirmed={lsn_text(note.confirmed)}"
-    connection.execute(
-        sql.SQL("comment on publication {} is {}").format(sql.Identifier(publication), text)
-    )
+    comment = sql.SQL("comment on publication {} is {}").format(sql.Identifier(publication), text)
+    try:
+        with connection.transaction():
+            connection.execute("set local lock_timeout = '1s'")
+            connection.execute(comment)
+    except psycopg.errors.LockNotAvailable:  # somebody alters the publication
+        return False
     return True
 
 
@@ -310,10 +332,11 @@ def tables(
     found = [row for row in found if chosen((row.schema, row.name), patterns)]
     if not found:
         return []
-    if known is None:
-        known = types(connection)
     columns: dict[int, list[ColumnInfo]] = {row.oid: [] for row in found}
-    for row in _rows(connection, _COLUMNS, [list(columns)]):
+    rows = _rows(connection, _COLUMNS, [list(columns)])
+    if known is None or any(row.type not in known for row in rows):
+        known = types(connection)
+    for row in rows:
         column = ColumnInfo(
             name=row.name,
             number=row.number,

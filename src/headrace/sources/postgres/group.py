@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -17,15 +16,6 @@ Run = tuple[int, int, Rows]
 """The number of a transaction in the group, its xid, rows."""
 
 
-@dataclass
-class OfTable:
-    """What a group says of one table."""
-
-    runs: list[Run] = field(default_factory=list)
-    truncates: list[tuple[int, int, int]] = field(default_factory=list)
-    """How many runs came before, the number of the transaction, its xid."""
-
-
 class Group:
     """Transactions, and messages outside of them, in the order of the stream."""
 
@@ -33,7 +23,7 @@ class Group:
         """Nothing is read yet: rows are as they came."""
         self.transactions = [one for one in items if isinstance(one, Transaction)]
         self.messages: list[tuple[Message, int | None]] = []
-        self.tables: dict[tuple[str, str], OfTable] = {}
+        self.tables: dict[tuple[str, str], list[Run]] = {}
         self.end = 0
         """What is confirmed once the group is safe."""
         number = -1
@@ -52,21 +42,12 @@ class Group:
 
     def _add(self, number: int, xid: int, change: Rows | Truncate | Message) -> None:
         if isinstance(change, Rows):
-            self._of(change.relation.schema, change.relation.table).runs.append(
-                (number, xid, change)
-            )
-        elif isinstance(change, Truncate):
-            for relation in change.relations:
-                found = self._of(relation.schema, relation.table)
-                found.truncates.append((len(found.runs), number, xid))
-        else:
+            name = (change.relation.schema, change.relation.table)
+            self.tables.setdefault(name, []).append((number, xid, change))
+        elif isinstance(change, Message):
             self.messages.append((change, xid))
-
-    def _of(self, schema: str, table: str) -> OfTable:
-        found = self.tables.get((schema, table))
-        if found is None:
-            found = self.tables[schema, table] = OfTable()
-        return found
+        else:
+            raise TypeError("a truncate is not for a group: see `large`")
 
     def told(self, counts: Numbers) -> pa.RecordBatch:
         """The transactions that have rows in the log, as rows of the topic of transactions."""

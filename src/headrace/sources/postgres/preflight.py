@@ -112,6 +112,10 @@ def _all(connection: Connection, wanted: Wanted) -> Iterator[Finding]:
         yield Finding("error", "the server is a standby", "server", why)
         return
     yield Finding("ok", f"timeline {catalog.identity(connection).timeline}", "server")
+    encoding = _setting(connection, "server_encoding")
+    if encoding == "SQL_ASCII":
+        why = "it checks nothing: a text that is not UTF-8 stops its table when it is met"
+        yield Finding("warning", encoding, "encoding of the database", why)
     yield from _server(connection, wanted)
     rights = list(_role(connection))
     yield from rights
@@ -314,8 +318,11 @@ def _table(connection: Connection, table: TableInfo) -> Iterator[Finding]:
         why = "updates and deletes would not say which row they change, and are refused"
         statements = tuple(_identity(connection, table))
         before.append(Finding("error", "has no replica identity", where, why, statements))
-    elif not table.key:
-        why = "it is read by the place of its rows, and rows that are wholly equal cannot be told"
+    elif not table.key and table.replica_identity == "f":
+        why = (
+            "its rows are counted, not told apart: its topic has no key, cannot be read by one, and"
+            " is read from the start when a snapshot breaks off"
+        )
         before.append(Finding("warning", "has no primary key", where, why))
     for column in table.columns:
         try:

@@ -41,9 +41,12 @@ def reached(dsn: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 def patient(dsn: str) -> str:
-    """An address with a limit for how long to wait for an answer, if it has none."""
-    words = conninfo_to_dict(dsn)
-    return make_conninfo(dsn, connect_timeout=words.get("connect_timeout", CONNECT_SECONDS))
+    """An address with a limit for how long to wait for an answer, if it has none; texts as UTF-8.
+
+    (In a SQL_ASCII database psycopg would give bytes.)
+    """
+    limit = conninfo_to_dict(dsn).get("connect_timeout", CONNECT_SECONDS)
+    return make_conninfo(dsn, connect_timeout=limit, client_encoding="UTF8")
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 A column is known by its number, which it keeps for ever, not by its name. One that the table lost
 is retired; one that it got is added; a rename is both, and so is a column that was dropped and made
 again under its name. A type that holds all values of the old one widens the column; any other
-begins a new generation of the topic. The table is then read again, as it is after a rename, and
+begins a new generation of the topic; a type that the topic carries as the same text is another
+column (interval to text). The table is then read again, as it is after a rename, and
 where a new column has a value in rows that were there before (a default, which is not logged).
 """
 
@@ -14,10 +15,10 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from headrace import errors
+from headrace.model.evolution import evolve
 from headrace.sources.postgres.captured import Captured
 from headrace.sources.postgres.protocol import Relation
-from headrace.sources.postgres.values import arrow_type
-from headrace.model.evolution import evolve
+from headrace.sources.postgres.values import arrow_type, told
 
 
 def redefine(
@@ -39,6 +40,8 @@ def redefine(
     now = {column.number: column for column in info.columns}
     numbers = {column.name: column.number for column in info.columns}
     other = [n for n in own.names if n in wanted and numbers.get(n, 0) != state.columns.get(n)]
+    both = {name: kind for name, kind in wanted.items() if name in own.names}
+    other += [n for n in captured.says_otherwise(relation, both) if n not in other]
     lost = [name for name in own.names if name not in wanted or name in other]
     fresh = [name for name in wanted if name not in own.names or name in other]
     rename = {}
@@ -67,15 +70,20 @@ def redefine(
         pass
     filled = [c for c in info.columns if c.missing is not None or c.default is not None]
     if retype or rename or other or any(column.name in add for column in filled):
-        state.read_again(thorough=False)
+        captured.read_again(thorough=False)
         save()
     captured.forget_formats()
-    captured.chunk = None  # it was read with the columns of before
+    captured.drop()  # what was read has the columns of before
     if retire or rename:
         log.alter_topic(state.topic, retire=retire, rename=rename)
     if add:
-        fields = pa.schema([pa.field(name, wanted[name]) for name in add])
-        log.alter_topic(state.topic, add=fields)
+        fields = []
+        for new in relation.columns:
+            if new.name in add:
+                kind = wanted[new.name]
+                says = told(captured.types[new.type_oid], new.type_modifier, kind)
+                fields.append(pa.field(new.name, kind, metadata=says))
+        log.alter_topic(state.topic, add=pa.schema(fields))
     if widen or retype:
         log.alter_topic(state.topic, widen=widen, retype=retype)
     state.columns = {name: numbers[name] for name in wanted if name in numbers}

@@ -52,6 +52,7 @@ def fresh(state: State, log: EmbeddedLog) -> State:
     state.tables = {table: one for table, one in state.tables.items() if one.topic in there}
     for one in state.tables.values():
         one.read_again()
+        one.fence = -1
         one.member = one.asked = 0
     state.lsn = 0
     return state

@@ -14,11 +14,12 @@ us, and there are three ways to get there:
 - *The log is older than it was* (`LogRestored`). The log cannot know: a restored log is sound and
   whole, only old. But the capture's note in the database knows (`catalog`): the note is written
   after the log has synced what it says, so a note that counts more starts than the log, or names a
-  later position, proves that this log once was further. A backup made after the last note is not
-  recognised, and is then taken for one of the others.
+  later position, proves that this log once was further. It is written once a minute: a backup made
+  after the last note is not recognised, and is then taken for one of the others.
 - *The slot was dropped and made again* (`SlotRecreated`). Nothing in a slot tells its birth. But a
-  new slot keeps no WAL from before it, so its `restart` is not before the log's position. A slot
-  that somebody has moved on that far looks the same.
+  new slot keeps no WAL from before it, so its `restart` is not before the log's position, and the
+  server's statistics have no transaction that was streamed from it. (A slot that somebody has moved
+  on that far looks the same if the server has crashed since: then its statistics are lost.)
 - *Somebody has moved the slot* (`SlotAhead`): everything else.
 
 All three mean the same for the data, so a confusion of them harms the advice, not the refusal.
@@ -162,7 +163,7 @@ def _say_why_ahead(saved: Saved, slot: SlotState, at: int, note: Note | None) ->
             f"{lsn_text(note.confirmed)} after {note.starts}; the slot is at {lsn_text(at)}",
             place=place,
         )
-    if slot.restart is not None and slot.restart >= saved.confirmed:
+    if slot.restart is not None and slot.restart >= saved.confirmed and not slot.decoded:
         raise errors.SlotRecreated(
             f"replication slot '{slot.name}' keeps the WAL from {lsn_text(slot.restart)} on, "
             f"the log ends at {log}",

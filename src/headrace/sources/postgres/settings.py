@@ -19,8 +19,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace import errors
-from headrace.sources.postgres.state import State, settings_name, writer_name
 from headrace.log.writer import state_counter
+from headrace.sources.postgres.state import State, settings_name, writer_name
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
@@ -41,6 +41,8 @@ class Settings:
     paused: bool = False
     snapshots: dict[str, int] = field(default_factory=dict)
     """Table -> how often it was asked to be read anew."""
+    awaited: int = 0
+    """An LSN that somebody waits for: see `Capture`."""
     removed: bool = False
     """The name is free again; its topics are kept."""
 

@@ -11,20 +11,26 @@ put right: missing rows come, other versions are replaced, equal ones are left a
 So nothing need be locked, writers go on, a kill loses at most the chunk that was being read, and
 the first, a resumed and a repeated snapshot are the same. (An exported snapshot dies with its
 connection: it cannot be resumed. Watermarks written into a table ask for a table and for rights.)
+
+**It ends.** The first chunk also asks for the last key of the table, and nothing behind that key is
+ever read: what its snapshot does not see there is inserted by transactions that the stream brings
+whole. So a table that grows as fast as it is read is done nevertheless.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import select
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import psycopg
 import pyarrow as pa
-from psycopg import sql
+from psycopg import pq, sql
+from psycopg.errors import error_from_result
 from pyarrow import csv
-
-from headrace.sources.postgres.catalog import TableInfo
 
 CHUNK_ROWS = 50_000
 
@@ -59,62 +65,129 @@ def _before(one: int, other: int) -> bool:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What is to be read of a table, and what the snapshot that reads it must see."""
+
+    table: tuple[str, str]
+    columns: Sequence[str]
+    key: Sequence[str]
+    limit: int
+    decode: Callable[[list[pa.Array]], pa.RecordBatch]
+    """From the columns, as the server prints them."""
+    after: Sequence[str] | None = None
+    upto: Sequence[str] | None = None
+    """The last key of the table; None: to be asked for."""
+    only: Sequence[Sequence[str]] | None = None
+    """Keys; None: it is a range."""
+    fence: int = 0
+    """All transactions before this one must have ended."""
+    must_see: Collection[int] = ()
+
+    def accepts(self, visible: Visible) -> bool:
+        """Whether a snapshot may be used."""
+        return visible.xmin >= self.fence and all(map(visible.sees, self.must_see))
+
+
+@dataclass(frozen=True)
 class Chunk:
     """Rows of a table as one snapshot saw them."""
 
-    texts: list[pa.Array]
-    """The columns asked for, as the server prints them."""
-    rows: int
+    rows: pa.RecordBatch
     visible: Visible
     lsn: int
     """Publish when the stream has passed here."""
     last: list[str] | None
     """The key of the last row; None: there are no rows behind."""
+    upto: list[str] | None
+    only: Sequence[Sequence[str]] | None
+    bytes: int
+    """As the server sent them."""
 
 
-def read_chunk(
-    connection: psycopg.Connection,
-    table: TableInfo,
-    columns: Sequence[str],
-    key: Sequence[str],
-    *,
-    after: Sequence[str] | None = None,
-    only: Sequence[Sequence[str]] | None = None,
-    limit: int = CHUNK_ROWS,
-) -> Chunk:
-    """The rows behind a key, in its order; or those of some keys."""
-    names = sql.SQL(", ").join(map(sql.Identifier, columns))
-    keys = sql.SQL(", ").join(map(sql.Identifier, key))
-    condition: sql.Composable = sql.SQL("")
-    if only is not None:
-        lists = sql.SQL(", ").join(_row_literal(one) for one in only)
-        condition = sql.SQL(" WHERE ({}) IN ({})").format(keys, lists)
-    elif after is not None:
-        condition = sql.SQL(" WHERE ({}) > {}").format(keys, _row_literal(after))
-    copied = sql.SQL("COPY (SELECT {} FROM {}{} ORDER BY {} LIMIT {}) TO STDOUT (FORMAT csv)")
-    query = copied.format(
-        names, sql.Identifier(table.schema, table.name), condition, keys,
-        sql.Literal(limit if only is None else len(only)),
-    )  # fmt: skip
+def read_chunk(connection: psycopg.Connection, wanted: Wanted) -> Chunk | None:
+    """The rows behind a key, in its order, or those of some keys; None: not yet, try again."""
+    names = sql.SQL(", ").join(map(sql.Identifier, wanted.columns))
+    keys = sql.SQL(", ").join(map(sql.Identifier, wanted.key))
+    table = sql.Identifier(*wanted.table)
+    upto = None if wanted.upto is None else list(wanted.upto)
     with connection.transaction(), connection.cursor() as cursor:
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        # Locked before the snapshot is taken: to an older one a rewritten table would look empty.
-        cursor.execute(
-            sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(
-                sql.Identifier(table.schema, table.name)
+        found = begin(cursor, wanted)
+        if found is None:
+            return None
+        visible, lsn = found
+        if wanted.only is None and upto is None:
+            printed, back = (
+                sql.SQL(", ").join(sql.SQL(form).format(sql.Identifier(one)) for one in wanted.key)
+                for form in ("t.{}::text", "t.{} DESC")
             )
-        )
-        cursor.execute("SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn() - '0/0'")
-        visible, lsn = cursor.fetchone() or ("", 0)
-        with cursor.copy(query) as copy:
-            data = b"".join(bytes(block) for block in copy)
-    texts = _columns(data, len(columns))
+            asked = sql.SQL("SELECT {} FROM {} t ORDER BY {} LIMIT 1").format(printed, table, back)
+            row = cursor.execute(asked).fetchone()
+            upto = None if row is None else list(row)
+        conditions: list[sql.Composable] = [sql.SQL("true")]
+        if wanted.only is not None:
+            lists = sql.SQL(", ").join(map(_row_literal, wanted.only))
+            conditions = [sql.SQL("({}) IN ({})").format(keys, lists)]
+        else:
+            bounds = ((">", wanted.after), ("<=", upto))
+            conditions += [
+                sql.SQL("({}) {} {}").format(keys, sql.SQL(sign), _row_literal(bound))
+                for sign, bound in bounds
+                if bound is not None
+            ]
+        form = sql.SQL("COPY (SELECT {} FROM {} WHERE {} ORDER BY {} LIMIT {}) TO STDOUT {}")
+        query = form.format(
+            names, table, sql.SQL(" AND ").join(conditions), keys,
+            sql.Literal(wanted.limit if wanted.only is None else len(wanted.only)), FORMAT,
+        )  # fmt: skip
+        data = b"".join(chain.from_iterable(copied(connection, query)))
+    texts = parsed(data, len(wanted.columns))
     rows = len(texts[0]) if texts else 0
     last = None
-    if only is None and rows == limit:
-        places = [list(columns).index(name) for name in key]
+    if wanted.only is None and rows == wanted.limit:
+        places = [list(wanted.columns).index(name) for name in wanted.key]
         last = [texts[place][rows - 1].as_py().decode() for place in places]
-    return Chunk(texts, rows, Visible.parse(visible), int(lsn), last)
+    return Chunk(wanted.decode(texts), visible, lsn, last, upto, wanted.only, len(data))
+
+
+FORMAT = sql.SQL("(FORMAT csv)")
+
+
+def begin(cursor: psycopg.Cursor[Any], wanted: Wanted) -> tuple[Visible, int] | None:
+    """Take a snapshot for this transaction; None if it does not see what it must."""
+    cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    # Locked before the snapshot is taken: to an older one a rewritten table would look empty.
+    cursor.execute(
+        sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(sql.Identifier(*wanted.table))
+    )
+    cursor.execute("SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn() - '0/0'")
+    text, lsn = cursor.fetchone() or ("", 0)
+    visible = Visible.parse(text)
+    return (visible, int(lsn)) if wanted.accepts(visible) else None
+
+
+def copied(connection: psycopg.Connection, query: sql.Composed) -> Iterator[list[memoryview]]:
+    """Read the rows of a COPY as they come, some at a time; half the cost of psycopg's loop."""
+    pg = connection.pgconn
+    result = pg.exec_(query.as_bytes(connection))
+    if result.status != pq.ExecStatus.COPY_OUT:
+        raise error_from_result(result)
+    get, wait = pg.get_copy_data, select.poll()
+    wait.register(pg.socket, select.POLLIN)
+    while True:
+        rows = []
+        while (found := get(1))[0] > 0:
+            rows.append(found[1])
+        if rows:
+            yield rows
+        if found[0] < 0:
+            break
+        wait.poll()
+        pg.consume_input()
+    ended = pg.get_result()
+    if ended is not None and ended.status != pq.ExecStatus.COMMAND_OK:
+        raise error_from_result(ended)
+    while ended is not None:
+        ended = pg.get_result()
 
 
 def _row_literal(values: Sequence[str]) -> sql.Composable:
@@ -122,7 +195,7 @@ def _row_literal(values: Sequence[str]) -> sql.Composable:
     return sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Literal, values)))
 
 
-def _columns(data: bytes, count: int) -> list[pa.Array]:
+def parsed(data: bytes, count: int) -> list[pa.Array]:
     """CSV as COPY writes it, where a null is nothing and an empty text is in quotes."""
     names = [str(number) for number in range(count)]
     if not data:

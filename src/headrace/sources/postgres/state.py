@@ -28,28 +28,38 @@ class TableState:
     status: str = SNAPSHOTTING
     after: list[str] | None = None
     """Snapshotting: the last key that is published."""
+    upto: list[str] | None = None
+    """Snapshotting: the last key of the table when its first chunk was read."""
     read_through: bool = False
     """Snapshotting: the last chunk is published; only `pending` is left."""
     pending: list[list[str]] = field(default_factory=list)
     """Snapshotting: keys to be read once more."""
+    unseen: list[int] = field(default_factory=list)
+    """Snapshotting, without a key: transactions that were not heard, which it must see."""
     dirty: bool = False
     """Snapshotting: the topic may hold rows of keys that are still to be read."""
     thorough: bool = False
     """Snapshotting: rows that it does not find go in the end. Not where only values can differ."""
     rows: int = 0
     """Rows that the snapshot has read."""
+    of: int = -1
+    """How many there are, by the planner's estimate; -1: nobody knows."""
+    rate: float = 0.0
+    """Rows a second."""
     reason: str = ""
     """Stopped: why."""
     fence: int = 0
-    """A chunk counts only if it sees all transactions before this one: those that wrote to the
-    table before it was published are not in the stream."""
+    """A chunk counts only if all transactions before this one have ended: what they wrote to the
+    table before it was published is not in the stream. -1: the next number, when it is read."""
     asked: int = 0
     """How often somebody has asked for a snapshot, as far as it was heard."""
 
     def read_again(self, *, thorough: bool = True) -> None:
         """Begin a snapshot from the start of the table."""
+        if self.status == STOPPED:  # what the stream said meanwhile was not heard
+            self.fence = -1
         self.status, self.reason = SNAPSHOTTING, ""
-        self.after, self.read_through, self.pending = None, False, []
+        self.after, self.upto, self.read_through, self.pending = None, None, False, []
         self.dirty, self.rows = True, 0
         self.thorough = self.thorough or thorough
 
@@ -68,6 +78,8 @@ class State:
     lsn: int = 0
     """0: the slot is being made."""
     starts: int = 0
+    told: int = 0
+    """Rows of the topic of transactions that are older than the slot."""
     tables: dict[str, TableState] = field(default_factory=dict)
     """By `schema.table`."""
 

@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from headrace.clock import SystemClock
+from headrace.log.tail import last_rows
 from headrace.sources.postgres import settings as asked
 from headrace.sources.postgres.catalog import lsn_text
 from headrace.sources.postgres.prepare import one_line, patient
-from headrace.clock import SystemClock
+from headrace.sources.postgres.snapshots import Progress
+from headrace.sources.postgres.state import SNAPSHOTTING, TableState
 
 if TYPE_CHECKING:
-    from headrace.sources.postgres.state import State
     from headrace.log.embedded.log import EmbeddedLog
+    from headrace.sources.postgres.state import State
 
 LOOK = """
     select pg_current_wal_lsn() - '0/0', s.active, s.wal_status,
@@ -146,6 +149,7 @@ def _status(
                 "topic": one.topic,
                 "status": one.status,
                 "rows_read": one.rows,
+                **_far(table, one),
                 "reason": one.reason,
             }
             for table, one in sorted(state.tables.items())
@@ -160,6 +164,19 @@ def _status(
     if settings.paused:
         status.state = "paused"
     return status
+
+
+def _far(table: str, one: TableState) -> dict[str, Any]:
+    """How far a snapshot is."""
+    if one.status != SNAPSHOTTING:
+        return {}
+    far = Progress(table, one.rows, one.of, one.rate)
+    left = far.seconds_left
+    return {
+        "rows_estimated": one.of if one.of >= 0 else None,
+        "rows_per_second": round(one.rate, 1),
+        "seconds_left": None if left is None else round(left, 1),
+    }
 
 
 def _add_look(status: Status, look: Look) -> None:
@@ -186,13 +203,8 @@ def _add_growth(status: Status, first: Look, second: Look) -> None:
 
 def _add_commit(status: Status, log: EmbeddedLog) -> None:
     """When the last transaction of the log was committed."""
-    topic = f"{status.capture}._transactions"
-    if topic not in {one.name for one in log.topics()}:
-        return
-    (end,) = log.ends(topic)
-    last = None
-    for batch in log.read(topic, max(0, end - 1), columns=["commit_time"]):
-        last = batch.data.column("commit_time").to_pylist()[-1]
+    found = last_rows(log, f"{status.capture}._transactions", 1)
+    last = None if found is None else found.column("commit_time")[0].as_py()
     if last is None:
         return
     committed = last if last.tzinfo else last.replace(tzinfo=UTC)

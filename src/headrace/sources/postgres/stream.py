@@ -4,18 +4,25 @@
 waiting, up to a number of rows. `confirm` tells the server how far the log has everything on disk;
 the server may then forget what is before. Nothing is confirmed by itself: a keepalive is answered
 with what was confirmed last.
+
+**A server that hears nothing ends the connection** (wal_sender_timeout), also while we are busy
+with a large transaction, or with the index of a large table. So a thread says every few seconds how
+far we are whenever nobody receives; a lock keeps the two apart.
 """
 
 from __future__ import annotations
 
+import contextlib
 import select
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from types import TracebackType
 
 import psycopg
 from psycopg import pq
 
+from headrace.clock import SystemClock
 from headrace.sources.postgres.protocol import (
     XLOG_DATA,
     XLOG_DATA_HEADER,
@@ -25,8 +32,8 @@ from headrace.sources.postgres.protocol import (
     lsn_text,
     status_update,
 )
+from headrace.sources.postgres.spill import Spill
 from headrace.sources.postgres.transactions import Assembler, Transaction
-from headrace.clock import SystemClock
 
 STATUS_SECONDS = 5.0
 """The server is told how far we are at least so often."""
@@ -35,13 +42,17 @@ STATUS_SECONDS = 5.0
 class Stream:
     """A replication connection that streams."""
 
-    def __init__(self, dsn: str, slot: str, publication: str, start: int) -> None:
+    def __init__(
+        self, dsn: str, slot: str, publication: str, start: int, spill: Spill | None = None
+    ) -> None:
         """Start to stream the slot from a commit boundary."""
         self._connection = psycopg.connect(dsn, autocommit=True, replication="database")
         self._pg = self._connection.pgconn
-        self._assembler = Assembler()
+        self._assembler = Assembler(spill)
         self._confirmed = start
         self._told = time.monotonic()
+        self._using = threading.RLock()
+        self._ended = threading.Event()
         self.received = start
         """The server has sent everything below this position."""
         command = (
@@ -54,6 +65,7 @@ class Stream:
             message = result.error_message.decode(errors="replace").strip()
             self._connection.close()
             raise psycopg.OperationalError(message)
+        threading.Thread(target=self._beat, name=f"headrace-{slot}", daemon=True).start()
 
     def __enter__(self) -> Stream:
         """For `with`."""
@@ -70,13 +82,26 @@ class Stream:
 
     def close(self) -> None:
         """End the connection."""
-        self._connection.close()
+        self._ended.set()
+        with self._using:
+            self._connection.close()
 
-    def receive(self, seconds: float) -> Iterator[Transaction | Message]:
-        """What has come, waiting at most so long for the first of it.
+    def _beat(self) -> None:
+        """Say how far we are when nobody else does."""
+        while not self._ended.wait(STATUS_SECONDS):
+            with self._using, contextlib.suppress(psycopg.Error):  # who receives next is told
+                if not self._ended.is_set() and self._due():
+                    self._tell()
+
+    def receive(self, seconds: float) -> Generator[Transaction | Message, None, None]:
+        """What has come, waiting at most so long for the first of it; to be closed.
 
         Ends when nothing more is there at once. `received` moves on.
         """
+        with self._using:
+            yield from self._receive(seconds)
+
+    def _receive(self, seconds: float) -> Generator[Transaction | Message, None, None]:
         deadline = time.monotonic() + seconds
         pg, feed = self._pg, self._assembler.feed
         some = False
@@ -105,7 +130,7 @@ class Stream:
                     said.decode(errors="replace").strip() or "the server ended the stream"
                 )
             now = time.monotonic()
-            if now - self._told >= STATUS_SECONDS:
+            if self._due():
                 self._tell()
             left = deadline - now
             if some or left <= 0:
@@ -122,7 +147,11 @@ class Stream:
         """Everything below this position is on disk: the server may forget it."""
         if position > self._confirmed:
             self._confirmed = position
-            self._tell()
+            with self._using:
+                self._tell()
+
+    def _due(self) -> bool:
+        return time.monotonic() - self._told >= STATUS_SECONDS
 
     def _tell(self) -> None:
         at = self._confirmed

@@ -15,6 +15,9 @@ Commit or a Stream Abort. What holds:
   commits, since it may have altered the table. Then it is true for all, unless a later message has
   said something else meanwhile.
 
+What has come of a transaction is held in memory up to a bound, then in a file (`spill`); so its
+changes are a list, or something that reads them one after the other.
+
 After a connection was lost the server begins again with all transactions whose commit was not
 confirmed, streamed or not, and with all relations: use a new `Assembler` for a new connection.
 
@@ -24,11 +27,11 @@ with that of the run at hand and appends it; nothing else is done, and rows are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import Protocol
 
+from headrace.errors import BadReplicationData
 from headrace.sources.postgres.protocol import (
     EPOCH_US,
     Message,
@@ -44,11 +47,17 @@ from headrace.sources.postgres.protocol import (
     read_type,
     unpack,
 )
-from headrace.errors import BadReplicationData
+from headrace.sources.postgres.spill import (
+    CHANGE_BYTES,
+    ROW_BYTES,
+    Change,
+    Kept,
+    Spill,
+    cut,
+    read_by,
+)
 
-Change = Rows | Truncate | Message
-
-RUN_BYTES_MAX = 64 << 20
+RUN_BYTES_MAX = 4 << 20
 """A run is cut before it has more bytes than this, unless a single row has."""
 
 _BEGIN = Struct(">QqI")
@@ -72,43 +81,27 @@ class Transaction:
     """What is confirmed once the transaction is safe."""
     commit_time_us: int
     """Since 1970-01-01 UTC, by the server's clock."""
-    changes: Sequence[Change]
+    changes: Sequence[Change] | Kept
     streamed: bool = False
+    size: int = 0
+    """About how many bytes of memory its changes take, or took."""
 
+    def relations(self) -> Iterator[Relation]:
+        """The relation of each run of rows, in order."""
+        if isinstance(self.changes, Kept):
+            return self.changes.relations()
+        return (change.relation for change in self.changes if isinstance(change, Rows))
 
-class Spill(Protocol):
-    """Where the changes of streamed transactions are kept until these end."""
+    def read_by(self, *, full: bool) -> set[tuple[str, str]]:
+        """The tables of which its changes may look up rows; see `spill`."""
+        if isinstance(self.changes, Kept):
+            return self.changes.read_by(full=full)
+        return read_by(self.changes, full=full)
 
-    def add(self, xid: int, subxid: int, change: Change) -> None:
-        """Keep a change of a subtransaction (or of the transaction, with its own number)."""
-
-    def roll_back(self, xid: int, subxid: int) -> None:
-        """Forget the changes of a subtransaction, if any, or all if it is the transaction."""
-
-    def take(self, xid: int) -> Sequence[Change]:
-        """Hand out what is left, in the order of `add`, and forget it."""
-
-
-class MemorySpill:
-    """Keeps streamed transactions in memory."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, list[tuple[int, Change]]] = {}
-
-    def add(self, xid: int, subxid: int, change: Change) -> None:
-        """Keep a change."""
-        self._kept.setdefault(xid, []).append((subxid, change))
-
-    def roll_back(self, xid: int, subxid: int) -> None:
-        """Forget changes."""
-        if xid == subxid:
-            self._kept.pop(xid, None)
-        elif xid in self._kept:
-            self._kept[xid] = [kept for kept in self._kept[xid] if kept[0] != subxid]
-
-    def take(self, xid: int) -> list[Change]:
-        """Hand out what is left."""
-        return [change for _, change in self._kept.pop(xid, [])]
+    def close(self) -> None:
+        """Its changes are not needed any more."""
+        if isinstance(self.changes, Kept):
+            self.changes.close()
 
 
 @dataclass(slots=True)
@@ -125,7 +118,7 @@ class Assembler:
     def __init__(self, spill: Spill | None = None, *, run_bytes_max: int = RUN_BYTES_MAX) -> None:
         self.types: dict[int, Type] = {}
         """Types that are not built in, as far as relations have columns of them."""
-        self.spill: Spill = MemorySpill() if spill is None else spill
+        self.spill = Spill() if spill is None else spill
         self._run_bytes_max = run_bytes_max
         self._relations: dict[int, _Defined] = {}
         self._relations_of_streams: dict[int, dict[int, _Defined]] = {}
@@ -138,6 +131,9 @@ class Assembler:
         """What has come in of it, with the subtransaction (0 when not streamed)."""
         self._head: bytes | tuple[()] = ()
         """How a message begins that belongs to the run at hand; nothing begins with ()."""
+        self._size = 0
+        """The bytes of what has come in of it, and above which they go to the spill."""
+        self._size_max = self.spill.room
         self._append: Callable[[bytes], None]
         self._readers: dict[int, Callable[[bytes], Transaction | Message | None]] = {
             ord("I"): self._row,
@@ -163,16 +159,22 @@ class Assembler:
         """
         if payload.startswith(self._head):
             self._append(payload)
+            self._size += len(payload) + ROW_BYTES
+            if self._size > self._size_max:
+                self._put_away()
             return None
         try:
             reader = self._readers.get(payload[0]) if payload else None
             if reader is None:
                 raise bad("an unknown kind of message", payload, 0)
-            return reader(payload)
+            made = reader(payload)
         except BadReplicationData as error:
             if start_lsn:
                 error.place += f", from {lsn_text(start_lsn)}"
             raise
+        if self._size > self._size_max:
+            self._put_away()
+        return made
 
     @property
     def busy(self) -> bool:
@@ -189,6 +191,7 @@ class Assembler:
         self._changes.append((subxid, rows))
         self._head = payload[: start + 4]
         self._append = run.append
+        self._size += len(payload) + ROW_BYTES + CHANGE_BYTES
 
     def _truncate(self, payload: bytes) -> None:
         start, subxid = self._fields(payload)
@@ -196,6 +199,7 @@ class Assembler:
         relations = tuple(self._known(payload, start + 5, number) for number in numbers)
         self._changes.append((subxid, Truncate(relations, cascade, restart)))
         self._head = ()
+        self._size += CHANGE_BYTES
 
     def _message(self, payload: bytes) -> Message | None:
         if not self.busy:
@@ -209,6 +213,7 @@ class Assembler:
             return message
         self._changes.append((subxid, message))
         self._head = ()
+        self._size += len(payload) + CHANGE_BYTES
         return None
 
     def _fields(self, payload: bytes) -> tuple[int, int]:
@@ -265,19 +270,36 @@ class Assembler:
         final_lsn, _, xid = self._begun
         if lsn != final_lsn:
             raise bad(f"a commit at {lsn_text(lsn)} instead of {lsn_text(final_lsn)}", payload, 2)
+        if xid not in self.spill:
+            size = self._size
+            changes = [change for _, change in self._closed()]
+            self._begun = None
+            return Transaction(xid, lsn, end_lsn, time + EPOCH_US, changes, size=size)
+        self._put_away()
         self._begun = None
-        changes = [change for _, change in self._closed()]
-        return Transaction(xid, lsn, end_lsn, time + EPOCH_US, changes)
+        return self._taken(xid, lsn, end_lsn, time)
+
+    def _taken(
+        self, xid: int, lsn: int, end_lsn: int, time: int, *, streamed: bool = False
+    ) -> Transaction:
+        changes, size = self.spill.take(xid)
+        self._size_max = self.spill.room
+        return Transaction(xid, lsn, end_lsn, time + EPOCH_US, changes, streamed, size)
+
+    def _put_away(self) -> None:
+        """Give what has come in to the spill."""
+        if self._stream is not None:
+            self.spill.add(self._stream, self._closed())
+        elif self._begun is not None:
+            self.spill.add(self._begun[2], self._closed())
+        self._size_max = self.spill.room
 
     def _closed(self) -> list[tuple[int, Change]]:
         """The changes that have come in, runs that became too large cut, and no run at hand."""
         changes, self._changes = self._changes, []
+        size, self._size = self._size, 0
         self._head = ()
-        if all(
-            sum(map(len, change.payloads)) <= self._run_bytes_max
-            for _, change in changes
-            if type(change) is Rows
-        ):
+        if size <= self._run_bytes_max:
             return changes
         return [
             (subxid, part)
@@ -297,8 +319,7 @@ class Assembler:
     def _stream_stop(self, payload: bytes) -> None:
         if self._stream is None:
             raise bad("the end of a block that did not begin", payload, 0)
-        for subxid, change in self._closed():
-            self.spill.add(self._stream, subxid, change)
+        self._put_away()
         self._stream = None
 
     def _stream_commit(self, payload: bytes) -> Transaction:
@@ -309,7 +330,7 @@ class Assembler:
             known = self._relations.get(number)
             if known is None or known.message < defined.message:
                 self._relations[number] = defined
-        return Transaction(xid, lsn, end_lsn, time + EPOCH_US, self.spill.take(xid), streamed=True)
+        return self._taken(xid, lsn, end_lsn, time, streamed=True)
 
     def _stream_abort(self, payload: bytes) -> None:
         """The end of a (sub)transaction; where and when may follow (streaming 'parallel')."""
@@ -319,16 +340,4 @@ class Assembler:
         if xid == subxid:
             self._relations_of_streams.pop(xid, None)
         self.spill.roll_back(xid, subxid)
-
-
-def cut(rows: Rows, bytes_max: int) -> list[Rows]:
-    """A run in parts of at most so many bytes, and at least one row."""
-    parts: list[Rows] = []
-    first = size = 0
-    for place, payload in enumerate(rows.payloads):
-        if size and size + len(payload) > bytes_max:
-            parts.append(Rows(rows.relation, rows.op, rows.payloads[first:place], rows.start))
-            first, size = place, 0
-        size += len(payload)
-    parts.append(Rows(rows.relation, rows.op, rows.payloads[first:], rows.start))
-    return parts
+        self._size_max = self.spill.room

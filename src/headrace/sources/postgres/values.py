@@ -23,18 +23,18 @@ type; all others stay the text that the server printed, which loses nothing (R-B
 
 **Values that the Arrow type has no room for.** Infinity is the largest number of the type and
 -infinity the smallest (days, microseconds); no date and no timestamp that is carried has these
-numbers. 24:00:00 is 86,400,000,000 microseconds. What cannot be told apart otherwise is refused
-with `ValueNotCarried`: NaN in a decimal column (`numeric_as_text` makes all numerics strings),
-timestamps from the year 294247 on (beyond int64), arrays of more than one dimension or with bounds
-of their own.
+numbers. 24:00:00 is 86,400,000,000 microseconds. Python has none of these, nor years before 1 or
+after 9999, so `to_pylist` and pandas refuse a column with one: `printed` reads it. What cannot be
+told apart otherwise is refused with `ValueNotCarried`: NaN in a decimal column (`numeric_as_text`
+makes all numerics strings), timestamps from the year 294247 on (beyond int64), arrays of more than
+one dimension or with bounds of their own, texts that are not UTF-8.
 
 **How it is fast.** A whole column goes through one cast of Arrow, whose parsers are strict: what
 is unusual (BC, years of five digits) makes the cast fail, and only then is the column looked at to
 tell the unusual values apart. Infinity is seen by its length before, since a cast that fails often
-is slow. Strings are the bytes as they came: the server has checked that they are UTF-8 (except in
-a database of the encoding SQL_ASCII, which checks nothing). Best of three on a busy machine, ms a
-million: bools 15, ints 20, floats 30, timestamps 30 (half of them infinity: 70), decimals 55,
-times 65, bytea of 16 bytes 135.
+is slow. Strings are the bytes as they came, once Arrow has seen that they are UTF-8. Best of three
+on a busy machine, ms a million: bools 15, ints 20, floats 30, timestamps 30 (half of them infinity:
+70), decimals 55, times 65, bytea of 16 bytes 135.
 
 **Arrays** are taken apart without a loop too. A quote counts unless a backslash that is not itself
 escaped stands before it; braces and delimiters count where the number of quotes before them is
@@ -99,6 +99,10 @@ ARROW = {
     TIMESTAMPTZ: pa.timestamp("us", tz="UTC"),
 }
 
+FIRST_OWN = 16_384
+"""The first oid that is not PostgreSQL's own."""
+TEXTS = (18, 19, 25, 1042, 1043)
+"""char, name, text, character(n), varchar(n)."""
 DAY_US = 86_400_000_000
 FIRST_DAY = "1970-01-01 "
 DECIMAL_DIGITS_MAX = 38
@@ -133,6 +137,40 @@ def arrow_type(
     if pg_type.oid == NUMERIC:
         return pa.string() if numeric_as_text else _decimal_type(modifier)
     return ARROW.get(pg_type.oid, pa.string())
+
+
+def told(pg_type: PgType, modifier: int, arrow: pa.DataType) -> dict[str, str]:
+    """The comment of a topic's column: the type, where the column's own does not say it.
+
+    A follower gives a table in another PostgreSQL that type again, and `debezium` needs it.
+    """
+    while pg_type.base is not None:
+        pg_type, modifier = pg_type.base, pg_type.base_modifier
+    of_one, leaf = (
+        pg_type.element or pg_type,
+        arrow.value_type if pa.types.is_list(arrow) else arrow,
+    )
+    if of_one.base is not None or of_one.oid >= FIRST_OWN or of_one.oid in TEXTS:
+        return {}
+    if leaf != pa.string() and not (pa.types.is_temporal(leaf) and modifier >= 0):
+        return {}
+    name, zone = _SQL_NAMES.get(of_one.name, (of_one.name, ""))
+    sized = ""
+    if modifier >= 0 and of_one.oid == NUMERIC:
+        sized = f"({(modifier - 4) >> 16},{(((modifier - 4) & 0x7FF) ^ 0x400) - 0x400})"
+    elif modifier >= 0 and (zone or name in ("bit", "bit varying")):
+        sized = f"({modifier})"
+    array = "" if of_one is pg_type else "[]"
+    return {"comment": f"postgresql {name}{sized}{zone}{array}"}
+
+
+_SQL_NAMES = {
+    "varbit": ("bit varying", ""),
+    "time": ("time", " without time zone"),
+    "timetz": ("time", " with time zone"),
+    "timestamp": ("timestamp", " without time zone"),
+    "timestamptz": ("timestamp", " with time zone"),
+}
 
 
 def _decimal_type(modifier: int) -> pa.DataType:
@@ -176,9 +214,31 @@ def _convert(texts: pa.Array, pg_type: PgType, arrow: pa.DataType, column: str) 
         assert pg_type.element is not None
         return _lists(texts, pg_type.element, arrow, column)
     if pa.types.is_string(arrow):
-        return texts.view(arrow)
+        return _strings(texts, arrow, column)
     reader = _READERS.get(pg_type.oid, _numbers)
     return reader(texts, arrow, column)
+
+
+def _strings(texts: pa.Array, arrow: pa.DataType, column: str) -> pa.Array:
+    """The same bytes, once they are seen to be UTF-8; a SQL_ASCII database has not checked that."""
+    try:
+        return texts.cast(arrow)
+    except pa.ArrowInvalid:
+        bad = next(one for one in texts.to_pylist() if one is not None and not _is_utf8(one))
+        raise ValueNotCarried(
+            f"{_short(bad.decode(errors='backslashreplace'))} is not UTF-8",
+            place=_place(column),
+            why="the database has the encoding SQL_ASCII, which checks nothing",
+            fix="correct the row, or move the data into a database of the encoding UTF8",
+        ) from None
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _numbers(texts: pa.Array, arrow: pa.DataType, column: str) -> pa.Array:
@@ -308,6 +368,47 @@ def _days(year: int, month: int, day: int) -> int:
         + of_year
         - 719_468
     )
+
+
+def _civil(days: int) -> tuple[int, int, int]:
+    """Year, month and day: the inverse of `_days`."""
+    era, of_era = divmod(days + 719_468, 146_097)
+    year = (of_era - of_era // 1460 + of_era // 36_524 - of_era // 146_096) // 365
+    of_year = of_era - (365 * year + year // 4 - year // 100)
+    month = (5 * of_year + 2) // 153
+    day = of_year - (153 * month + 2) // 5 + 1
+    month = month + 3 if month < 10 else month - 9
+    return era * 400 + year + (month <= 2), month, day
+
+
+def printed(column: pa.Array) -> list[str | None]:
+    """Dates, times and timestamps as the server prints them: all of them.
+
+    Python has no infinity, no years before 1 or after 9999 and no 24:00:00: where a column has one,
+    `to_pylist` raises. This reads it nevertheless.
+    """
+    kind = column.type
+    is_date = kind == pa.date32()
+    integer = pa.int32() if is_date else pa.int64()
+    limits = np.iinfo(np.int32 if is_date else np.int64)
+    zone = "+00" if getattr(kind, "tz", None) else ""
+
+    def text(number: int) -> str:
+        if not pa.types.is_time(kind) and number in (limits.max, limits.min):
+            return "infinity" if number > 0 else "-infinity"
+        days, rest = (number, 0) if is_date else divmod(number, DAY_US)
+        if pa.types.is_time(kind):
+            days, rest = 0, number
+        year, month, day = _civil(days)
+        date = f"{year if year > 0 else 1 - year:04}-{month:02}-{day:02}"
+        seconds, micros = divmod(rest, 1_000_000)
+        time = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        time += f".{micros:06}".rstrip("0").rstrip(".")
+        if pa.types.is_time(kind):
+            return time
+        return (date if is_date else f"{date} {time}{zone}") + " BC" * (year <= 0)
+
+    return [None if one is None else text(one) for one in column.view(integer).to_pylist()]
 
 
 def _times(texts: pa.Array, arrow: pa.DataType, column: str) -> pa.Array:

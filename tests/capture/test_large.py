@@ -1,0 +1,165 @@
+"""Transactions that are read, completed and staged by parts. R-B1, R-B3
+
+Every transaction is large here: parts have few bytes. Caught: a part that does not know what an
+earlier one did (old rows, values left out, keys that changed), a truncate between parts, rows of
+stopped tables, files left behind, half a transaction after a kill, a connection that the server
+ends because nobody answers; and memory that grows with the transaction, at 100,000 rows. Not
+caught: memory at sizes that only `./run faults capture --only large` tries.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import headrace as hr
+from headrace.log.embedded.log import EmbeddedLog
+from headrace.sources.postgres import stream
+from headrace.sources.postgres.capture import Capture
+from headrace.sources.postgres.large import Large
+from headrace.testing.capture_case import NAME, Writer, audit, differences, make_tables, stopped
+from headrace.testing.capture_large import bulk
+from tests.capture.conftest import Database
+
+TABLES = ["a", "b", "c"]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
+    with hr.connect(tmp_path / "log") as log:
+        yield log
+
+
+def changes(log: EmbeddedLog, name: str) -> dict[str, list[Any]]:
+    """All rows of the topics of a capture, and where each transaction stands."""
+    return {
+        topic.name.removeprefix(name): [
+            row for batch in log.read(topic.name) for row in batch.data.to_pylist()
+        ]
+        for topic in log.topics()
+        if topic.name.startswith(f"{name}.") and not topic.name.endswith("._snapshots")
+    }
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_by_parts_the_log_is_the_same(seed: int, database: Database, log: EmbeddedLog) -> None:
+    """Savepoints, key changes, truncates, large values: each transaction in parts of a few rows."""
+    with database.connect(options="-c logical_decoding_work_mem=64kB") as connection:
+        make_tables(connection, TABLES, "c")
+        whole = Capture(log, "whole", database.dsn())
+        parts = Capture(log, NAME, database.dsn(), part_bytes=[400, 5000][seed])
+        for one in (whole, parts):
+            one.run("caught up")
+        begin = log.position
+        writer = Writer(connection, TABLES, f"{seed}", messages=True)
+        for _ in range(30):
+            writer.transaction()
+        for one in (whole, parts):
+            one.run("caught up")
+        assert changes(log, NAME) == changes(log, "whole")
+        assert differences(log, connection, [*TABLES, "history"]) == []
+        found = audit(log, [(begin, log.position)])
+        assert found.wrong == []
+        assert found.summed > 10
+
+
+def test_by_parts_while_tables_are_read_and_altered(database: Database, log: EmbeddedLog) -> None:
+    with database.connect() as connection:
+        make_tables(connection, TABLES, "c")
+        writer = Writer(connection, TABLES, "7", alters=True)
+        for _ in range(5):
+            for _ in range(8):
+                writer.transaction()
+            shop = Capture(log, NAME, database.dsn(), part_bytes=300, chunk_rows=7)
+            shop.run("caught up")
+            assert stopped(log) == []
+            assert differences(log, connection, [*TABLES, "history"]) == []
+        assert audit(log).wrong == []
+
+
+def test_a_table_that_stops_in_the_middle_leaves_the_others(
+    database: Database, log: EmbeddedLog
+) -> None:
+    """What was staged of it before goes; the transaction is whole without it. R-B4"""
+    with database.connect() as connection:
+        run = connection.execute
+        run("create table good(id int primary key, v numeric(8, 2))")
+        run("create table bad(id int primary key, v numeric(8, 2))")
+        shop = Capture(log, NAME, database.dsn(), part_bytes=5000)
+        shop.run("caught up")
+        some = "insert into {} select g, g from generate_series({}, {}) g"
+        with connection.transaction():
+            run(some.format("good", 1, 400))
+            run(some.format("bad", 1, 400))
+            run("insert into bad values (1000, 'NaN')")
+            run(some.format("good", 401, 900))
+            run(some.format("bad", 401, 900))
+        shop.run("caught up")
+        assert [one.partition(":")[0] for one in stopped(log)] == ["stopped"]
+        assert differences(log, connection, ["good"]) == []
+        assert [len(batch) for batch in log.read(f"{NAME}.public.bad")] == []
+        (told,) = [row for batch in log.read(f"{NAME}._transactions") for row in batch.to_pylist()]
+        assert told["rows"] == 900
+    named = {path.name for path in (Path(log.path) / "pieces").iterdir()}
+    assert named
+    assert all(name.startswith(f"{log.topic(f'{NAME}.public.good').id:06d}-") for name in named)
+    assert list((Path(log.path) / "spill" / NAME).iterdir()) == []
+
+
+def test_columns_that_come_in_the_middle(database: Database, log: EmbeddedLog) -> None:
+    with database.connect(options="-c logical_decoding_work_mem=64kB") as connection:
+        run = connection.execute
+        run("create table t(id int primary key, v text)")
+        shop = Capture(log, NAME, database.dsn(), part_bytes=4000)
+        shop.run("caught up")
+        rows = "insert into t select g, 'v' || g from generate_series({}, {}) g"
+        with connection.transaction():
+            run(rows.format(1, 2000))
+            run("alter table t add column w int")
+            run("update t set w = id where id % 3 = 0")
+            run("savepoint one")
+            run("alter table t add column x int")
+            run("update t set x = 1")
+            run("rollback to one")
+            run(rows.format(2001, 3000))
+            run("update t set id = -id where id % 5 = 0")
+        shop.run("caught up")
+        assert stopped(log) == []
+        assert differences(log, connection, ["t"]) == []
+
+
+def test_the_server_is_answered_while_we_are_busy(database: Database, log: EmbeddedLog) -> None:
+    """It ends a connection that is silent for wal_sender_timeout; ours says how far it is."""
+    lost: list[Exception] = []
+    part = Large._part
+
+    def slowly(large: Large, *given: Any) -> None:
+        time.sleep(1.5)
+        part(large, *given)
+
+    with database.connect() as connection:
+        connection.execute("create table t(id int primary key)")
+        connection.execute(f"alter database {database.name} set wal_sender_timeout = '1s'")
+        shop = Capture(log, NAME, database.dsn(), part_bytes=20_000, lost=lost.append)
+        with mock.patch.object(stream, "STATUS_SECONDS", 0.2):
+            shop.run("caught up")
+            connection.execute("insert into t select generate_series(1, 500)")
+            with mock.patch.object(Large, "_part", slowly):
+                shop.run("caught up")
+        assert [str(error) for error in lost] == []
+        assert differences(log, connection, ["t"]) == []
+
+
+@pytest.mark.timeout(300)
+def test_memory_does_not_grow_with_a_transaction() -> None:
+    """A capture in a process, killed with kill -9 while it captures, then measured."""
+    found = bulk(100_000, part_bytes=1 << 19, kills=1, only="savepoints")
+    assert found.wrong == []
+    assert [step.name for step in found.steps] == ["insert", "savepoints"]
+    assert [step for step in found.steps if step.own > step.begun + 45] == []
+    assert found.events["kills"] > 0
