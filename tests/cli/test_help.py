@@ -19,6 +19,7 @@ COMMANDS = [
     ("log", "check"),
     ("log", "stats"),
     ("demo",),
+    *((name,) for name in ("init", "run", "restart", "status", "doctor", "plan")),
 ]
 
 

@@ -22,7 +22,7 @@ from headrace.log.embedded.log import EmbeddedLog
 from headrace.settings import LogSettings
 from headrace.testing.damage import Damage, contents_of, damages, spoil
 from headrace.testing.decay import Aged, aged, examine
-from headrace.testing.history import Content
+from headrace.testing.promises import Content
 from headrace.testing.real import Rebooted
 from headrace.testing.simulation import SCHEMA, TOPICS, content_of, rows_to_write
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.testing.history import (
+from headrace.testing.promises import (
     REFUSED,
     TAKEN,
     UNKNOWN,

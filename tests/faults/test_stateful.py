@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from headrace import errors
-from headrace.testing.history import REFUSED, TAKEN, UNKNOWN, History, judge
+from headrace.testing.promises import REFUSED, TAKEN, UNKNOWN, History, judge
 from headrace.testing.simulation import COUNTERS, TOPICS
 from tests.faults.remote import Remote
 

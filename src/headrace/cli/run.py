@@ -1,4 +1,4 @@
-"""``headrace run``: keep the views of a pipeline file right."""
+"""``headrace run``: run a project, or keep the views of one pipeline file right."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.options import Command, counted, json_option, lasting, log_option, open_log, talk
+from headrace.cli.options import (
+    Command,
+    counted,
+    json_option,
+    lasting,
+    log_option,
+    open_log,
+    project_option,
+    talk,
+)
+from headrace.errors import BadUsage
 
 if TYPE_CHECKING:
     from headrace.pipelines.views.run import Progress
@@ -19,18 +29,24 @@ STARTED = time.monotonic()
 
 @click.command(
     cls=Command,
-    short_help="Keep the views of a pipeline file right.",
-    example="headrace run shop.py --once",
+    short_help="Run a project, or keep the views of one pipeline file right.",
+    example="headrace run",
 )
-@click.argument("file")
-@click.option("--once", is_flag=True, help="End when everything that is there now is taken in.")
+@click.argument("file", required=False)
+@click.option("--once", is_flag=True, help="With FILE: end when all that is there is taken in.")
+@project_option
 @log_option
 @json_option
-def run(file: str, once: bool, path: str, as_json: bool) -> None:
-    """Run the pipeline that FILE defines, woken by each append, until it is interrupted.
+def run(file: str | None, once: bool, folder: str, path: str, as_json: bool) -> None:
+    """Run the project of this folder, until it is interrupted; or only the pipeline of FILE.
 
-    A new view, or one whose definition changed, is built first, while the others go on.
+    A project is what headrace.toml names: captures, pipelines, what they keep up to date, the page.
+    Each part is a process that is started again when it fails. With FILE, the views of that file
+    are kept right in the log of --log, woken by each append.
     """
+    if file is None:
+        _run_project(folder, once=once, as_json=as_json)
+        return
     from headrace.pipelines.files import load_pipeline
     from headrace.pipelines.spark import archive_in_background
     from headrace.pipelines.views.run import Runner
@@ -61,6 +77,28 @@ def run(file: str, once: bool, path: str, as_json: bool) -> None:
         click.echo(json.dumps(done))
     else:
         talk(f"'{pipeline.name}' is through {through}, {counted(runner.commits, 'commit')}")
+
+
+def _run_project(folder: str, *, once: bool, as_json: bool) -> None:
+    from headrace.runtime.project import find_project
+    from headrace.runtime.supervisor import Supervisor
+
+    if once:
+        raise BadUsage("--once goes with a FILE", fix="headrace run FILE --once")
+    project = find_project(folder)
+
+    def said(text: str) -> None:
+        seconds = round(time.monotonic() - STARTED, 2)
+        if as_json:
+            click.echo(json.dumps({"seconds": seconds, "said": text}, ensure_ascii=False))
+        else:
+            talk(f"{seconds:7.2f} s  {text}")
+
+    if not as_json:
+        talk(f"project '{project.name}'; 'headrace status --watch' shows it, Ctrl-C stops it")
+    Supervisor(project, said).run()
+    if not as_json:
+        talk(f"stopped; the data is in {project.log}")
 
 
 def _shown(progress: Progress) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.testing.explore import Explorer, Limits, Tally, Violation
-from headrace.testing.history import judge
+from headrace.testing.promises import judge
 from headrace.testing.simulation import Run, content_of, new_machine, probe
 from headrace.testing.workloads import WORKLOADS
 

@@ -27,8 +27,8 @@ from headrace.log.embedded.format import ENTRY, file_name, place_of
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.testing.damage import Damage, damages
 from headrace.testing.disk import SimulatedMachine
-from headrace.testing.history import Content
 from headrace.testing.oplog import Image
+from headrace.testing.promises import Content
 from headrace.testing.simulation import FOLDER, Run, content_of, new_machine, take
 
 NEXT_BOOT = b"the next boot..."

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from headrace.testing.disk import SimulatedMachine
-from headrace.testing.history import REFUSED, TAKEN, Attempt, Content, History, judge
 from headrace.testing.oplog import around
 from headrace.testing.powercut import CrashState, Disk
+from headrace.testing.promises import REFUSED, TAKEN, Attempt, Content, History, judge
 
 QUIET = frozenset(("lock", "unlock", "wake", "store"))
 """Operations before which a power cut tells nothing new."""

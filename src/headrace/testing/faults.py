@@ -5,6 +5,7 @@
 ./run faults bugs                           every seeded bug, and what catches it
 ./run faults views --seed 7 --cases 10000   random views against references; see `views_faults`
 ./run faults capture --seed 7 --minutes 5   captures of PostgreSQL, killed; see `capture_faults`
+./run faults slice --seed 7 --minutes 5     PostgreSQL to PostgreSQL, all killed; see `slice_faults`
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from headrace.testing import capture_faults, views_faults
+from headrace.testing import capture_faults, slice_faults, views_faults
 from headrace.testing.crashes import Round, one_round, replay
 from headrace.testing.explore import Limits, Tally
 from headrace.testing.workloads import WORKLOADS
@@ -43,11 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     views_faults.add_arguments(views)
     capture = commands.add_parser("capture", help="captures of PostgreSQL, and what kills them")
     capture_faults.add_arguments(capture)
+    whole = commands.add_parser("slice", help="from PostgreSQL to PostgreSQL, everything killed")
+    slice_faults.add_arguments(whole)
     chosen = parser.parse_args(arguments)
     if chosen.command == "views":
         return views_faults.main(chosen)
     if chosen.command == "capture":
         return capture_faults.main(chosen)
+    if chosen.command == "slice":
+        return slice_faults.main(chosen)
     if chosen.command == "bugs":
         return _bugs(chosen)
     return _log(chosen)

@@ -21,7 +21,7 @@ from headrace.log.embedded.check import check
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.embedded.system import OsSystem
 from headrace.settings import LogSettings
-from headrace.testing.history import REFUSED, TAKEN, UNKNOWN, Attempt, History, Row, judge
+from headrace.testing.promises import REFUSED, TAKEN, UNKNOWN, Attempt, History, Row, judge
 from headrace.testing.simulation import COUNTERS, SCHEMA, TOPICS, content_of
 
 SMALL: dict[str, Any] = {

@@ -22,7 +22,8 @@ from headrace.model.records import Batch, Receipt
 from headrace.settings import LogSettings
 from headrace.testing.disk import SimulatedMachine, SimulatedProcess
 from headrace.testing.explore import Opening
-from headrace.testing.history import (
+from headrace.testing.oplog import Image
+from headrace.testing.promises import (
     REFUSED,
     TAKEN,
     UNKNOWN,
@@ -31,7 +32,6 @@ from headrace.testing.history import (
     History,
     Row,
 )  # fmt: skip
-from headrace.testing.oplog import Image
 from headrace.testing.schedule import Stuck
 
 FOLDER = "/disk/data"

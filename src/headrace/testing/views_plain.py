@@ -55,7 +55,7 @@ class Plain:
         return algebra.batch_of(rows, schema)
 
 
-def made(make: type[Any], about: Sequence[Any], types: Sequence[Any], **fields: Any) -> Any:
+def make_node(make: type[Any], about: Sequence[Any], types: Sequence[Any], **fields: Any) -> Any:
     """A node whose fingerprint says what it is made of."""
     below = [n.fingerprint for n in _below(fields)]
     text = repr((make.__name__, *about, *map(str, types), *below))
@@ -109,7 +109,7 @@ class Plan:
             types = _types(self.views[name])
         else:
             types = [field.type for field in TABLES[name].schema]
-        node: Node = made(Scan, (name,), types, name=name)
+        node: Node = make_node(Scan, (name,), types, name=name)
         return self.narrowed(node)
 
     def narrowed(self, node: Node) -> Node:
@@ -132,7 +132,7 @@ class Plan:
         """A node without state."""
         output = pa.schema([(f"c{i}", one) for i, one in enumerate(types)])
         template = Plain(tuple(node.columns for node in over), output, step)
-        made: Node = made(Stateless, about, types, template=template, over=over)
+        made: Node = make_node(Stateless, about, types, template=template, over=over)
         return made
 
     def any(self, depth: int) -> Node:
@@ -200,7 +200,7 @@ class Plan:
     def distinct(self, depth: int) -> Node:
         """Each row once."""
         node = self.any(depth - 1)
-        made: Node = made(Distinct, (), _types(node), over=node)
+        made: Node = make_node(Distinct, (), _types(node), over=node)
         return made
 
     def constant(self, depth: int) -> Node:
@@ -208,7 +208,7 @@ class Plan:
         node = self.any(depth - 1)
         types = _types(node)
         rows = algebra.batch_of([(None,) * len(types)] * 2, node.columns)
-        const: Node = made(Const, ("nulls",), types, rows=rows)
+        const: Node = make_node(Const, ("nulls",), types, rows=rows)
 
         def step(a: list[Row], b: list[Row]) -> list[Row]:
             return a + b
@@ -239,7 +239,7 @@ class Plan:
         elif kind not in ("semi", "anti"):
             types = types + _types(right)
         safe = tuple(chance.random() < 0.2 for _ in keys)
-        node: Node = made(
+        node: Node = make_node(
             Join,
             (kind, keys, safe, residual.step.__doc__ if residual else None),
             types,
@@ -284,7 +284,7 @@ class Plan:
         keys = self.keys_of(node)
         calls = tuple(self.call(node) for _ in range(self.chance.randrange(1, 4)))
         types = [_types(node)[i] for i in keys] + [call.type for call in calls]
-        made: Node = made(
+        made: Node = make_node(
             Aggregate, (keys, *map(str, calls)), types, over=node, keys=tuple(keys), calls=calls
         )
         return made
@@ -299,10 +299,10 @@ class Plan:
         doubles = [i for i, one in enumerate(types) if pa.types.is_floating(one)]
         others = [i for i, one in enumerate(types) if i != key and not pa.types.is_nested(one)]
         value = self.chance.choice([*doubles, *doubles, *others])
-        node = self.flagged(self.selected(made(Scan, (name,), types, name=name), (key, value)))
+        node = self.flagged(self.selected(make_node(Scan, (name,), types, name=name), (key, value)))
         calls = tuple(self.call(node, 1) for _ in range(4))
         keys = self.chance.choice(((0,), (0,), ()))
-        made: Node = made(
+        made: Node = make_node(
             Aggregate,
             (keys, *map(str, calls)),
             [*(types[key] for _ in keys), *(call.type for call in calls)],
@@ -375,7 +375,7 @@ class Plan:
 
         output = pa.schema([(f"c{i}", one) for i, one in enumerate(types)])
         template = Plain((node.columns,), output, groups, weighted=False)
-        made: Node = made(
+        made: Node = make_node(
             Regroup, ("median", keys, salt), types, over=node, keys=tuple(keys), groups=template
         )
         return made

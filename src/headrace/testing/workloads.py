@@ -17,7 +17,7 @@ from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.writer import Writer
 from headrace.model.records import Receipt
 from headrace.testing.disk import SimulatedProcess
-from headrace.testing.history import TAKEN, Attempt
+from headrace.testing.promises import TAKEN, Attempt
 from headrace.testing.schedule import Schedule
 from headrace.testing.simulation import SCHEMA, TOPICS, Run
 

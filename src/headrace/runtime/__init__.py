@@ -1,0 +1,1 @@
+"""The project: the only place where captures, pipelines, followers and the page meet."""

@@ -1,0 +1,397 @@
+"""Bugs of the slice on purpose: a line of production code is changed for as long as a hunt lasts.
+
+As in `capture_bugs`: a text that must occur exactly once in a function is replaced. Two hunters:
+
+- `stepped`: capture, driver with Spark, and follower in one thread, each a new object after each
+  kill; at chosen instants (before and after an entry is committed, before each statement to the
+  target, after a cut was applied) the shop goes on (and beside the driver the capture does), a
+  reader asks the target, or whoever is at work dies. Now and then two followers are at it. In the
+  end everything is compared by SQL.
+- `project`: a supervisor in a process of its own, with a page as its only part; the part is killed,
+  then the supervisor. A bug is switched on in that process and its children by `sitecustomize`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+import headrace as hr
+from headrace import errors
+from headrace.derived import cuts
+from headrace.derived.follower import Follower
+from headrace.derived.postgres import PostgresTarget
+from headrace.log.writer import WriterTransaction
+from headrace.pipelines.views.run import Runner
+from headrace.runtime import processes
+from headrace.runtime.processes import end_marked, mark, marked
+from headrace.runtime.project import find_project
+from headrace.runtime.status import parts_of
+from headrace.runtime.supervisor import Supervisor
+from headrace.sources.postgres.capture import Capture
+from headrace.sources.postgres.stream import Stream
+from headrace.testing import shop
+from headrace.testing.capture_bugs import SOURCES, Bug
+from headrace.testing.hunt import Catch, _short
+from headrace.testing.postgres import Server, fresh_database
+
+BEGIN, END = "<!-- bugs of the slice: begin -->", "<!-- bugs of the slice: end -->"
+COMMITTED = 'self._run("commit"); self._run("begin")'
+COMMITS = 'transaction.append(self._commits, [{"through": through, "views": list(engine.views)}])'
+
+BUGS = [
+    Bug("captured tables run ahead of the views beside them", "stepped", (
+        (cuts.Between, "_rows", "(self._inputs, cut.through)", "(self._inputs, cut.position)"),)),
+    Bug("what is beyond a cut is dropped", "stepped", (
+        (cuts.Feed, "through", "self._held.extendleft(reversed(later))", "pass"),)),
+    Bug("of several entries the oldest row of a key is taken", "stepped", (
+        (cuts, "added_up", "newest = ~positions.astype(np.uint64)",
+         "newest = positions.astype(np.uint64)"),)),
+    Bug("the cut is committed before its rows", "stepped", (
+        (PostgresTarget, "apply", "refused = self._merged(changes)",
+         f"self._now_at(cut, list(tables.values())); {COMMITTED}; refused = self._merged(changes)"),
+    )),
+    Bug("each table of a cut is committed by itself", "stepped", (
+        (PostgresTarget, "_merged", "self._merge(one.table, one.table.name, chunk)\n",
+         f"self._merge(one.table, one.table.name, chunk); {COMMITTED};"
+         " self._run('savepoint fast')\n"),)),
+    Bug("the cut stays where it was", "stepped", (
+        (PostgresTarget, "apply", "self._now_at(cut, list(tables.values()))",
+         "self._now_at(mark.cut or cut, list(tables.values()))"),)),
+    Bug("an older follower goes on", "stepped", (
+        (PostgresTarget, "_locked", "if mark.epoch != epoch:", "if False:"),
+        (PostgresTarget, "apply", "cut < mark.cut", "False"),)),
+    Bug("a deleted row stays in the target", "stepped", (
+        (PostgresTarget, "_merge_keyed", "when matched and d._weight < 0 then delete ", ""),)),
+    Bug("a commit says that it is through more than it has taken", "stepped", (
+        (Runner, "_commit", COMMITS, COMMITS.replace('"through": through',
+         '"through": max(through, self.log.position)')),)),
+    Bug("the views of a commit are in several entries", "stepped", (
+        (Runner, "_commit", "transaction.append(topic, self._as_rows(view, rows))",
+         "self.log.append(topic, self._as_rows(view, rows))"),)),
+    Bug("a driver that was killed leaves a batch out", "stepped", (
+        (Runner, "_commit", "with self.writer.transaction(state=status.to_json()) as transaction:",
+         "with self.writer.transaction(state=status.to_json()):\n        pass\n"
+         "    with self.writer.transaction(state=status.to_json()) as transaction:"),)),
+    Bug("the source is told before the log has it", "stepped", (
+        (Capture, "_stream", "self._take(group, control)",
+         "stream.confirm(stream.received); self._take(group, control)"),)),
+    Bug("a part that was killed stays away", "project", (
+        (Supervisor, "_again", "crashes = len(part.crashes)",
+         "part.state = 'done'; return\n    crashes = len(part.crashes)"),)),
+    Bug("parts outlive their supervisor", "project", (
+        (processes, "die_with_parent", "parent = os.getppid()", "return\n    parent = 0"),)),
+]  # fmt: skip
+SOURCES.update(
+    {
+        (owner, name): textwrap.dedent(inspect.getsource(inspect.unwrap(getattr(owner, name))))
+        for bug in BUGS
+        for owner, name, _, _ in bug.changes
+    }
+)
+
+
+# --- the slice in one thread ----------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Whoever is at work ends here, as if it had been killed."""
+
+
+class Stepped:
+    """The whole slice in one thread."""
+
+    def __init__(self, server: Server, source: str, target: str, folder: Path, seed: str) -> None:
+        """Everything follows from the seed, but for when the server sends what."""
+        from headrace.pipelines.files import load_pipeline
+
+        self.chance = Random(f"slice stepped {seed}")
+        self._stack = contextlib.ExitStack()
+        connect = self._stack.enter_context
+        self.source = connect(server.connect(source))
+        self.target = connect(server.connect(target))
+        shop.make_shop(self.source, 30)
+        self.dsn = server.dsn(source)
+        shop.write_project(folder, self.dsn, server.dsn(target), port="false", more=True)
+        self.pipeline = load_pipeline(str(folder / "pipeline.py"))
+        self.log = connect(hr.connect(folder / "data"))
+        self.writer = shop.Writer(lambda: server.connect(source), 1, seed)
+        self._stack.callback(self.writer.close)
+        hasty = "-c lock_timeout=20"  # who holds a lock waits for us
+        self.reader = shop.Reader(
+            lambda: server.connect(target, options=hasty), 1, shop.MORE_CHECKS
+        )
+        self._stack.callback(self.reader.close)
+        self.wrong: list[str] = []
+        self.kills = self._pauses = 0
+        self._at_work: Callable[[], None] = self._capture
+        self._defined: Any = None
+
+    def __enter__(self) -> Stepped:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def write(self, count: int) -> None:
+        """Transactions of the shop."""
+        for _ in range(count):
+            self.writer.transaction()
+
+    def look(self) -> None:
+        """A reader of the target."""
+        found = self.reader.look()
+        self.wrong += [f"a reader saw: {one}" for one in (found.wrong if found else ())]
+
+    def _pause(self) -> None:
+        if self._pauses <= 0:
+            return
+        self._pauses -= 1
+        which = self.chance.random()
+        if which < 0.3:
+            self.look()
+        elif which < 0.45:
+            self.write(self.chance.choice([1, 1, 4]))
+            if self._at_work == self._views:  # what comes between a batch and its commit
+                left, self._pauses = self._pauses, 0
+                self._capture()
+                self._pauses = left
+        elif which < 0.51:
+            self.kills += 1
+            raise Killed
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        commit, confirm = WriterTransaction.commit, Stream.confirm
+        run, apply = PostgresTarget._run, PostgresTarget.apply
+
+        def around_commit(transaction: WriterTransaction) -> Any:
+            self._pause()
+            made = commit(transaction)
+            self._pause()
+            return made
+
+        def after_confirm(stream: Stream, position: int) -> None:
+            confirm(stream, position)
+            self._pause()
+
+        def before_run(target: PostgresTarget, text: Any, *values: Any, **parts: Any) -> Any:
+            if text != "rollback":
+                self._pause()
+            return run(target, text, *values, **parts)
+
+        def after_apply(target: PostgresTarget, *given: Any) -> None:
+            apply(target, *given)
+            self._pause()
+
+        with (
+            mock.patch.object(WriterTransaction, "commit", around_commit),
+            mock.patch.object(Stream, "confirm", after_confirm),
+            mock.patch.object(PostgresTarget, "_run", before_run),
+            mock.patch.object(PostgresTarget, "apply", after_apply),
+        ):
+            yield
+
+    def turn(self, pauses: int) -> None:
+        """Let each part catch up, with so many pauses each; then look."""
+        with self._watched():
+            for part in (self._capture, self._views, self._follow):
+                self._at_work, self._pauses = part, pauses
+                while True:
+                    try:
+                        part()
+                    except Killed:
+                        continue
+                    break
+            self.look()
+
+    def _capture(self) -> None:
+        Capture(self.log, "shop", self.dsn, heartbeat_seconds=0.05, group_rows=20).run("caught up")
+
+    def _views(self) -> None:
+        from headrace.pipelines.views.define import define_views
+
+        if self._defined is None:
+            self._defined = define_views(self.pipeline, self.log, None)
+        with Runner(self.pipeline, self.log, defined=self._defined, batch_rows=30) as runner:
+            runner.run("caught up")
+
+    def _follower(self) -> Follower:
+        return Follower(self.log, self.pipeline.kept["main"], patience=5.0)
+
+    def _follow(self) -> None:
+        with self._follower() as follower:
+            follower.run("caught up")
+
+    def two_followers(self) -> None:
+        """A second one comes; the first goes on as soon as there is something to do."""
+        self._pauses = 0
+        with self._follower() as old, self._follower() as new:
+            old.run("caught up")
+            self.write(3)
+            self._capture()
+            self._views()
+            new.run("caught up")
+            self.look()
+            self.write(3)
+            self._capture()
+            self._views()
+            with contextlib.suppress(errors.Fenced):
+                old.run("caught up")
+                self.look()
+            new.run("caught up")
+            self.look()
+
+    def finish(self) -> None:
+        """All of it, compared by SQL."""
+        self.turn(0)
+        views = [*shop.VIEWS, *shop.MORE_VIEWS]
+        self.wrong += shop.tables_differ(self.source, self.target, views)
+
+
+def stepped(server: Server, seed: str, rounds: int = 3, pauses: int = 20) -> list[str]:
+    """One case; what is wrong, the first first."""
+    names = [f"slice_{side}_{time.monotonic_ns()}" for side in ("source", "target")]
+    with (
+        tempfile.TemporaryDirectory(prefix="headrace-") as folder,
+        fresh_database(server, names[0]) as source,
+        fresh_database(server, names[1]) as target,
+        Stepped(server, source, target, Path(folder), seed) as case,
+    ):
+        try:
+            for number in range(rounds):
+                case.write(case.chance.choice([3, 10, 30]))
+                case.turn(pauses if number else 0)
+                if number % 2:
+                    case.two_followers()
+                if case.wrong:
+                    return case.wrong
+            case.finish()
+        except errors.HeadraceError as error:
+            case.wrong.append(f"stopped: {type(error).__name__}: {error.fact}")
+        return case.wrong
+
+
+# --- a project in processes -----------------------------------------------------------------------
+
+
+def switch_on(name: str) -> None:
+    """Have a bug in this process for good; `sitecustomize` of a hunted project calls it."""
+    (bug,) = [one for one in BUGS if one.name == name]
+    bug.on().__enter__()
+
+
+def project(bug: Bug | None, patience: float = 60.0) -> str:
+    """A supervisor and its part, killed one after the other; what is wrong."""
+    with tempfile.TemporaryDirectory(prefix="headrace-") as name:
+        folder, code = Path(name, "project"), Path(name, "code")
+        folder.mkdir()
+        code.mkdir()
+        (folder / "headrace.toml").write_text("[page]\nport = 0\n")
+        environment = dict(os.environ)
+        if bug is not None:
+            called = (
+                f"from headrace.testing import slice_bugs\nslice_bugs.switch_on({bug.name!r})\n"
+            )
+            (code / "sitecustomize.py").write_text(called)
+            environment["PYTHONPATH"] = str(code)
+        running = subprocess.Popen(
+            [sys.executable, "-m", "headrace", "run", "--project", str(folder)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env=environment,
+        )  # fmt: skip
+        try:
+            return _killed(folder, running, patience)
+        finally:
+            running.kill()
+            running.wait()
+            end_marked(mark(folder))
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _killed(folder: Path, running: subprocess.Popen[bytes], patience: float) -> str:
+    of = find_project(folder)
+
+    def ready(but: int | None = None) -> int | None:
+        parts = [part for part in parts_of(of)["parts"] if part["ready"] and part["pid"] != but]
+        return parts[0]["pid"] if parts else None
+
+    first = _comes(ready, patience)
+    if not first:
+        return "the part never came"
+    os.kill(first, signal.SIGKILL)
+    if not _comes(lambda: ready(first), patience / 4):
+        return "the part did not come back"
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    if not _comes(lambda: not marked(mark(folder)), patience / 12):
+        return f"{len(marked(mark(folder)))} processes outlived the supervisor"
+    return ""
+
+
+def _comes(true: Callable[[], Any], seconds: float) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := true()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+# --- the hunt -------------------------------------------------------------------------------------
+
+TRIES = 4
+_known: dict[tuple[str, int], str] = {}
+
+
+def _without(where: str, server: Server, number: int) -> str:
+    """What the same case says without any bug; looked for once."""
+    if (where, number) not in _known:
+        found = (
+            project(None) if where == "project" else "".join(stepped(server, f"hunt{number}")[:1])
+        )
+        _known[where, number] = found
+    return _known[where, number]
+
+
+def catch(bug: Bug, server: Server) -> Catch:
+    """Look for a bug where it should show; what is wrong without the bug too is no catch."""
+    started = time.monotonic()
+    for number in range(1, TRIES + 1):
+        if bug.where == "project":
+            says = project(bug)
+        else:
+            with bug.on():
+                says = "".join(stepped(server, f"hunt{number}")[:1])
+        if says:
+            without = _without(bug.where, server, number)
+            title = (
+                "" if without else {"project": "a project, killed"}.get(bug.where, "stepped slice")
+            )
+            says = f"it is wrong without the bug too: {without}" if without else says
+            return Catch(bug.name, title, number, time.monotonic() - started, _short(says))
+    return Catch(bug.name, "", TRIES, time.monotonic() - started, "")
+
+
+def hunt(only: str, say: Callable[[str], None]) -> list[Catch]:
+    """Look for all bugs whose name contains `only`."""
+    found = []
+    with Server(wal_writer_delay="10ms") as server:
+        for bug in BUGS:
+            if only in bug.name:
+                one = catch(bug, server)
+                by = one.caught_by or "NOT CAUGHT"
+                say(f"{one.seconds:6.1f} s  {one.bug}: {by}, {one.tries} tries: {one.says}")
+                found.append(one)
+    return found

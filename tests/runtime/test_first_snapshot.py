@@ -1,0 +1,54 @@
+"""Nothing is computed or kept from tables that are still read for the first time.
+
+Caught: views and targets that show tables of different moments, as long as a snapshot has not
+ended (R-C14). Not caught: a snapshot that says too early that it has ended (tests/capture).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import headrace as hr
+from headrace.log.writer import Writer
+from headrace.runtime.parts import being_read, too_early
+from headrace.sources.postgres.settings import Settings
+from headrace.sources.postgres.state import (
+    LIVE,
+    SNAPSHOTTING,
+    STOPPED,
+    State,
+    TableState,
+    settings_name,
+    writer_name,
+)
+
+
+def says(capture: Writer, status: str) -> None:
+    """What a capture says of a table that no view reads."""
+    tables = {
+        "public.orders": TableState("shop.public.orders", ["id"], 1, {"id": 1}, status=LIVE),
+        "public.other": TableState("shop.public.other", ["id"], 2, {"id": 1}, status=status),
+    }
+    state = State("1", 1, "shop", 1, "slot", "publication", lsn=1, tables=tables)
+    with capture.transaction(state=state.to_json()):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("status", "early"), [(SNAPSHOTTING, True), (LIVE, False), (STOPPED, False)]
+)
+def test_a_pipeline_begins_when_all_its_tables_are_whole(
+    tmp_path: Path, status: str, early: bool
+) -> None:
+    pipeline = hr.Pipeline("p")
+    pipeline.table("orders", of="shop.public.orders")
+    pipeline.table("other", of="shop.public.other")
+    with hr.connect(tmp_path / "data") as log:
+        with log.transaction() as entry:
+            entry.put(settings_name("shop"), Settings("dbname=x", ("public.*",)).to_json())
+        says(log.writer(writer_name("shop")), status)
+        assert too_early(log, pipeline) == early
+        assert being_read(log, ["shop.public.other"]) == early
+        assert not being_read(log, ["shop.public.orders"])
