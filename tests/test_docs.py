@@ -34,6 +34,24 @@ def test_the_readme_shows_each_example_and_its_output(program: Path) -> None:
     assert outputs == [printed(program)]
 
 
+RUN = re.compile(r"<!-- run -->\n```python\n(.*?)```\n\n```\n(.*?)```", re.DOTALL)
+SHOWN = [
+    pytest.param(*found, id=f"{page.stem}-{number}")
+    for page in sorted((ROOT / "docs").glob("*.md"))
+    for number, found in enumerate(RUN.findall(page.read_text()))
+]
+
+
+@pytest.mark.parametrize(("program", "output"), SHOWN)
+def test_a_page_shows_a_program_and_its_output(program: str, output: str, tmp_path: Path) -> None:
+    """Programs in docs that are marked with `run` print what stands below them."""
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert (done.stdout, done.stderr) == (output, "")
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     """Every relative link in README, CONTRIBUTING and docs names a file that is there."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]

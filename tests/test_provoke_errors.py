@@ -30,20 +30,23 @@ from xxhash import xxh3_64_hexdigest
 
 import headrace as hr
 from headrace import errors
+from headrace.cli.main import as_usage, cli
+from headrace.log.embedded import system
+from headrace.log.embedded.log import EmbeddedLog
+from headrace.log.producer import Producer
 from headrace.sources.postgres import capture as capturing
 from headrace.sources.postgres import settings as asked
 from headrace.sources.postgres.prepare import reached
 from headrace.sources.postgres.protocol import frame
 from headrace.sources.postgres.transactions import Assembler
 from headrace.sources.postgres.values import PgType, arrow_type, convert
-from headrace.cli.main import as_usage, cli
-from headrace.log.embedded import system
-from headrace.log.embedded.log import EmbeddedLog
-from headrace.log.producer import Producer
 from headrace.testing.postgres import Server, fresh_database
 from tests.capture.provocations import PROVOCATIONS as OF_RESUME
+from tests.derived.provocations import PROVOCATIONS as OF_FOLLOWERS
 from tests.log.kit import Child, Machine, flip, machine_log
 from tests.pipelines.provocations import PROVOCATIONS as OF_VIEWS
+from tests.runtime.provocations import PROVOCATIONS as OF_PROJECTS
+from tests.serving.provocations import PROVOCATIONS as OF_SERVING
 
 ERRORS_PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 
@@ -470,7 +473,8 @@ def of_view(provocation: Callable[[str, pytest.MonkeyPatch], None]) -> Provocati
     return function
 
 
-for view_code, view_provocations in OF_VIEWS.items():
+OF_OTHERS: list[tuple[str, Any]] = [*OF_VIEWS.items(), *OF_PROJECTS.items()]
+for view_code, view_provocations in [*OF_OTHERS, *OF_FOLLOWERS.items()]:
     for view_provocation in view_provocations:
         provokes(view_code)(of_view(view_provocation))
 
@@ -601,6 +605,61 @@ def of_resume(code: str) -> Provocation:
 
 for resume_code in OF_RESUME:
     provokes(resume_code)(of_resume(resume_code))
+
+
+# --- verify and tokens ----------------------------------------------------------------------------
+
+
+@provokes("HR-VERIFY-001")
+def not_in_the_order_of_the_key(bench: Bench) -> None:
+    from headrace.derived.verify import Comparison
+
+    rows = pa.RecordBatch.from_pydict({"k": ["a", "B"]})
+    list(Comparison([rows.slice(1)], [rows], ["k"]))
+
+
+@provokes("HR-VERIFY-002")
+def a_follower_that_is_not_there(bench: Bench) -> None:
+    from headrace.runtime.verify import Known, verify
+
+    verify(bench.log(), "shop/main", Known())
+
+
+@provokes("HR-VERIFY-003")
+def a_cut_that_is_passed(bench: Bench) -> None:
+    from headrace.derived.sqlite import SQLiteTarget
+    from headrace.interfaces import Cut
+
+    target = SQLiteTarget(f"{bench.folder}.db", "shop/main")
+    bench.stack.callback(target.close)
+    target.mark(1, "log")
+    target.wipe(1, [])
+    target.swap(1, Cut(7, 7), lambda refused: None)
+    target.apply(1, Cut(6, 6), [], lambda refused: None)
+
+
+@provokes("HR-READ-001")
+def a_token_of_nothing(bench: Bench) -> None:
+    hr.rows(bench.log(), "t", after="yesterday")
+
+
+@provokes("HR-READ-002")
+def a_token_from_the_future(bench: Bench) -> None:
+    hr.rows(bench.log(), "t", after=4711, timeout=0.01)
+
+
+# --- the HTTP interface ---------------------------------------------------------------------------
+
+
+def of_serving(code: str) -> Provocation:
+    def by_request(bench: Bench) -> None:
+        OF_SERVING[code](bench.folder)
+
+    return by_request
+
+
+for serving_code in OF_SERVING:
+    provokes(serving_code)(of_serving(serving_code))
 
 
 # --- the walk -------------------------------------------------------------------------------------

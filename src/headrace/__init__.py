@@ -22,6 +22,7 @@ from headrace import errors
 from headrace.settings import LogSettings
 
 if TYPE_CHECKING:
+    from headrace.derived.targets import SQLite, Table
     from headrace.log.embedded.log import EmbeddedLog
     from headrace.log.producer import Producer
     from headrace.log.transaction import Transaction
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from headrace.model.records import Batch, Piece, Receipt
     from headrace.model.topic import Topic
     from headrace.pipelines.pipeline import Pipeline
+    from headrace.runtime.tokens import rows
+    from headrace.sources.debezium import debezium
     from headrace.sources.postgres.capture import Capture
 
 __version__ = "0.1.0"
@@ -42,6 +45,10 @@ _LAZY = {
     "Transaction": "headrace.log.transaction",
     "Writer": "headrace.log.writer",
     "Pipeline": "headrace.pipelines.pipeline",
+    "SQLite": "headrace.derived.targets",
+    "Table": "headrace.derived.targets",
+    "debezium": "headrace.sources.debezium",
+    "rows": "headrace.runtime.tokens",
 }
 
 
@@ -86,6 +93,8 @@ def capture(
 
 
 def __getattr__(name: str) -> Any:
+    if name == "testing":
+        return importlib.import_module("headrace.testing")
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module 'headrace' has no attribute '{name}'")
@@ -99,11 +108,15 @@ __all__ = [
     "Pipeline",
     "Producer",
     "Receipt",
+    "SQLite",
+    "Table",
     "Topic",
     "Transaction",
     "Writer",
     "__version__",
     "capture",
     "connect",
+    "debezium",
     "errors",
+    "rows",
 ]

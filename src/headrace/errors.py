@@ -930,3 +930,253 @@ class SourceNotReady(UsageError):
         "run the statements that 'headrace capture check' shows, or let '--fix' run those that "
         "need no restart of the server"
     )
+
+
+# --- projects -------------------------------------------------------------------------------------
+
+
+class NoProject(UsageError):
+    """There is no project in the folder."""
+
+    code = "HR-PROJECT-001"
+    title = "there is no project in the folder"
+    why = "a project is a folder with a file headrace.toml"
+    fix = "go to the folder of a project, say --project DIR, or make one: headrace init"
+
+
+class BadProject(UsageError):
+    """The file of a project says something that cannot be."""
+
+    code = "HR-PROJECT-002"
+    title = "headrace.toml is not understood"
+    why = "names are checked when the file is read, so that a misspelt one is not ignored"
+    fix = "correct the line named here; docs/project.md lists what the file may say"
+
+
+class AlreadyRunning(UsageError):
+    """Another process runs this project."""
+
+    code = "HR-PROJECT-003"
+    title = "the project runs already"
+    why = "two supervisors would start every part twice, and each part would fence its twin"
+    fix = "see 'headrace status'; to start it here, stop the other one first (Ctrl-C, or kill PID)"
+
+
+class NotRunning(UsageError):
+    """Nobody runs this project."""
+
+    code = "HR-PROJECT-004"
+    title = "the project does not run"
+    why = "its parts are started, killed and restarted by 'headrace run', which does not answer"
+    fix = "start it: headrace run"
+
+
+class UnknownPart(UsageError):
+    """The project has no part of that name."""
+
+    code = "HR-PROJECT-005"
+    title = "the project has no such part"
+    why = "parts are capture/NAME, pipelines, follower/PIPELINE/NAME and page"
+    fix = "see 'headrace status' for the parts there are"
+
+
+class PortTaken(TransientError):
+    """The port of the page is used by another process."""
+
+    code = "HR-PROJECT-006"
+    title = "the port of the page is taken"
+    why = "another process listens there: the page of another project, or some other program"
+    fix = "end that one, or choose another port in headrace.toml: [page] port = 0 takes a free one"
+
+
+class NoServe(UsageError):
+    """The page needs a web server, and it is not installed."""
+
+    code = "HR-PROJECT-007"
+    title = "what serves the page is not installed"
+    why = "the page needs starlette and uvicorn; the base install does without them"
+    fix = "pip install 'headrace[serve]', or do without the page: [page] port = false"
+
+
+class FileThere(UsageError):
+    """A new project would overwrite a file."""
+
+    code = "HR-PROJECT-008"
+    title = "a new project would overwrite a file"
+    why = "nothing that is there is ever overwritten"
+    fix = "name an empty folder: headrace init DIR"
+
+
+# --- verify and tokens ----------------------------------------------------------------------------
+
+
+class OutOfOrder(DamageError):
+    """A side of a verification does not come in the order of its key."""
+
+    code = "HR-VERIFY-001"
+    title = "a side is not in the order of its key"
+    why = (
+        "both sides are merged in one order: null first, NaN last, strings by their bytes; "
+        "a target that sorts otherwise would show differences where there are none"
+    )
+    fix = 'make the target\'s read sort so (in PostgreSQL: ORDER BY key COLLATE "C" NULLS FIRST)'
+
+
+class CannotVerify(UsageError):
+    """What was named cannot be held against what was named."""
+
+    code = "HR-VERIFY-002"
+    title = "this cannot be verified so"
+    why = (
+        "a follower is held against the log, a captured table against its database, a view against "
+        "its definition run as a batch job"
+    )
+    fix = "see 'headrace verify --help' for what can be held against what"
+
+
+class CutPassed(Conflict):
+    """A target is at a later cut than the one that was to be applied."""
+
+    code = "HR-VERIFY-003"
+    title = "the target has moved on"
+    why = "its follower was quicker; nothing of this call was taken, and nothing goes back"
+    fix = "take the values at the cut that it is at now, and try again"
+
+
+class BadToken(UsageError):
+    """A token is neither a position nor an LSN."""
+
+    code = "HR-READ-001"
+    title = "the token is not understood"
+    why = "a token is the position of a receipt, or where a database's commit ended in its WAL"
+    fix = "e.g. 4711, lsn:0/16B3748, or with the capture's name lsn:shop:0/16B3748"
+
+
+class NotYetThere(TransientError):
+    """What was written is not there yet, and the time is over."""
+
+    code = "HR-READ-002"
+    title = "the write is not there yet"
+    why = "the part that brings it is behind, or does not run"
+    fix = "ask again with the same token or a longer timeout; see 'headrace status' for the parts"
+
+
+# --- the HTTP interface and the page --------------------------------------------------------------
+
+
+class UnknownPath(UsageError):
+    """The HTTP interface has nothing at this path, or not with this method."""
+
+    code = "HR-HTTP-001"
+    title = "there is nothing at this path"
+    why = "the path is misspelt, or it is not asked for with this method"
+    fix = "see /openapi.json for what there is"
+
+
+class ForeignRequest(UsageError):
+    """The request does not come from this machine's own page or program."""
+
+    code = "HR-HTTP-002"
+    title = "the request was sent by a foreign page"
+    why = (
+        "the interface has no passwords and listens on this machine only; so that no page of the "
+        "web can reach it through your browser, the address must be this machine's, a request of "
+        "a page must come from our own, and one that changes something must say that it is JSON"
+    )
+    fix = (
+        "open the page under http://localhost; from a program, set no Origin, and with POST set "
+        "Content-Type: application/json"
+    )
+
+
+class BadParameter(UsageError):
+    """A parameter of a request is not understood."""
+
+    code = "HR-HTTP-003"
+    title = "a parameter of the request is not understood"
+    why = "it is unknown here, or its value is not one that it can have"
+    fix = "see /openapi.json for the parameters of each path"
+
+
+class BadFeedToken(UsageError):
+    """The token of a feed or a page of rows does not belong to this log and topic."""
+
+    code = "HR-HTTP-004"
+    title = "the token is not one of this feed"
+    why = "it was changed on its way, or it comes from another log: one that was there before"
+    fix = "begin anew, without a token: the current rows come first"
+
+
+class NotLoopback(UsageError):
+    """The page was told to listen beyond this machine."""
+
+    code = "HR-HTTP-005"
+    title = "the page listens on this machine only"
+    why = "it has no passwords yet: whoever reaches it can read all data and stop parts"
+    fix = "use 127.0.0.1, ::1 or localhost, and a tunnel (ssh -L) to look from elsewhere"
+
+
+class RequestFailed(TransientError):
+    """A request ended in an error that nobody foresaw."""
+
+    code = "HR-HTTP-006"
+    title = "a request failed in a way that was not foreseen"
+    why = "this is a bug in Headrace, or the machine is out of memory or files"
+    fix = "look at what the page wrote to its log; the rest goes on"
+
+
+# --- followers ------------------------------------------------------------------------------------
+
+
+class TargetAway(TransientError):
+    """A target cannot be reached, or has broken off."""
+
+    code = "HR-FOLLOW-001"
+    title = "the target of a follower cannot be reached"
+    why = "the server is down or restarting, the address is wrong, or the network is"
+    fix = "start the server or correct the address; a running follower goes on by itself"
+
+
+class TableNotOurs(UsageError):
+    """A table of that name is there, and the follower has not made it."""
+
+    code = "HR-FOLLOW-002"
+    title = "the target has a table of that name already"
+    why = "a follower writes only to tables that it has made itself: others may hold other data"
+    fix = "keep it in another schema, or drop or rename the table"
+
+
+class TargetStopped(UsageError):
+    """The target does not let the follower do what the log asks for."""
+
+    code = "HR-FOLLOW-003"
+    title = "the target refuses what the follower must do"
+    why = "somebody's view or constraint depends on what must change, or a right is missing"
+    fix = "run the statement that is shown, then start the follower again"
+
+
+class OtherLog(UsageError):
+    """The target holds what another log said, or more than this log has."""
+
+    code = "HR-FOLLOW-004"
+    title = "the target follows another log"
+    why = "positions mean something in one log only; this one is new, or restored from a backup"
+    fix = "keep it in another schema, or drop the kept tables and _headrace: they are loaded anew"
+
+
+class BadTarget(UsageError):
+    """The address of a target is wrong, or what is there cannot be used."""
+
+    code = "HR-FOLLOW-005"
+    title = "the target cannot be used"
+    why = "the address, the user, the database or the version of the server is not as needed"
+    fix = "correct it where the pipeline says keep(..., in_=...)"
+
+
+class UnknownAside(UsageError):
+    """No such follower, or no such row is set aside."""
+
+    code = "HR-FOLLOW-006"
+    title = "there is no such row set aside"
+    why = "it was applied or dropped meanwhile, or the name is another one"
+    fix = "see 'headrace aside ls'"

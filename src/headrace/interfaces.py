@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 from headrace.model.records import Piece, Receipt
+from headrace.model.schema import Column, Schema
 
 
 class Part:
@@ -105,3 +109,163 @@ class KeyedTable(Protocol):
         timeout: float | None = None,
     ) -> Any:
         """An Arrow reader of all rows in the order of their keys, with `_position` on top."""
+
+
+# --- derived systems ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Cut:
+    """What a follower shows: never anything between two cuts."""
+
+    through: int
+    """Captured tables and other inputs are as of this position; a token is compared with it."""
+    position: int
+    """Views are as of this position: a commit that says `through`. Without views, the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTable:
+    """A table of a target as it must be."""
+
+    name: str
+    topic: str
+    columns: tuple[Column, ...]
+    """Those of the topic that are not Headrace's own."""
+    key: tuple[str, ...]
+    """Empty: a multiset, since the topic has no key."""
+    generation: int
+    view: bool
+    """A view of the follower's pipeline: as of the position of a cut, not of its `through`."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns in Arrow's words."""
+        return pa.schema([pa.field(column.name, column.type) for column in self.columns])
+
+    def at(self, cut: Cut) -> int:
+        """The position of the log that shows what the table holds at a cut."""
+        return cut.position if self.view else cut.through
+
+    def to_json(self) -> dict[str, Any]:
+        """As a target keeps it beside the cut."""
+        columns = Schema(1, self.generation, self.columns).to_json()["columns"]
+        own = {"name": self.name, "topic": self.topic, "key": list(self.key), "view": self.view}
+        return {**own, "generation": self.generation, "columns": columns}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> KeptTable:
+        """The inverse."""
+        columns = Schema.from_json({"version": 1, **data}).columns
+        key = tuple(data["key"])
+        return cls(data["name"], data["topic"], columns, key, data["generation"], data["view"])
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a target says of a follower; read together with rows it is of the same moment."""
+
+    epoch: int
+    cut: Cut | None
+    """None: nothing is loaded yet."""
+    log: str
+    """The identity of the log that the cut is of; empty if there is no cut."""
+    tables: tuple[KeptTable, ...]
+    """As the target has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a cut does to one table."""
+
+    table: KeptTable
+    chunks: Callable[[], Iterator[pa.RecordBatch]]
+    """The table's columns and `_weight`, in chunks; a later one counts over an earlier one. With a
+    key: at most one row a key in each chunk, +1 it is this now, -1 it is gone. Without: rows that
+    differ, and how many copies more or less. May be called again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that a target does not take."""
+
+    table: KeptTable
+    row: dict[str, Any]
+    weight: int
+    reason: str
+    code: str
+    """As the target calls the reason, e.g. an SQLSTATE."""
+
+
+Refuse = Callable[[list[Refused]], None]
+Key = tuple[Any, ...]
+
+
+class Target(Protocol):
+    """A derived system, opened for one follower: five things it must do, each all or nothing.
+
+    Whoever calls with an epoch that is not the last one claimed gets `Fenced`, and nothing happens.
+    A target that cannot be reached raises `TargetAway`; then nothing is known of the call but what
+    `mark` says after it. `refuse` is called once, before the call takes effect, with the rows that
+    the target does not take (none, as a rule): what it raises ends the call with nothing done.
+    """
+
+    def mark(self, epoch: int | None = None, log: str = "") -> Mark:
+        """How far it is. With an epoch above all before, and the log it is of: claim it first."""
+
+    def apply(
+        self, epoch: int, cut: Cut | None, changes: Sequence[Changes], refuse: Refuse
+    ) -> None:
+        """Make these changes and be at this cut; tables get the columns that changes come with.
+
+        Without a cut: into what `wipe` has begun, seen by nobody; there a key comes once. What a
+        schema change asks for and cannot be done is `TargetStopped`, with the statement to run.
+        A cut that the target has passed is `CutPassed`; the cut that it is at is a repair. `chunks`
+        are asked for when both were found right and nobody can change them until the end.
+        """
+
+    def read(
+        self, table: KeptTable, *, after: Key | None = None, through: Key | None = None
+    ) -> tuple[Mark, Iterator[pa.RecordBatch]]:
+        """Rows with after < key <= through in the order of keys, and the mark of that moment.
+
+        A multiset is in the order of `derived.rows.row_ids`, each copy a row, and these are its
+        keys.
+        """
+
+    def wipe(self, epoch: int, tables: Sequence[KeptTable]) -> None:
+        """Begin these tables anew, empty; what is visible stays until `swap`."""
+
+    def swap(self, epoch: int, cut: Cut, refuse: Refuse) -> None:
+        """Show what was loaded since `wipe` instead of what was there, and be at this cut."""
+
+    def close(self) -> None:
+        """Let it go."""
+
+
+class TargetDescriptor(Protocol):
+    """Where a target is, as a pipeline file says it."""
+
+    def open(self, follower: str) -> Target:
+        """The target, for a follower of this name; `TargetAway` if it cannot be reached."""
+
+    def describe(self) -> str:
+        """For people: where it is, without secrets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one follower keeps: topics of a pipeline, all in one target."""
+
+    pipeline: str
+    name: str
+    topics: Mapping[str, str]
+    """Name of the table -> topic."""
+    views: frozenset[str]
+    """The topics that are views of the pipeline."""
+    target: TargetDescriptor
+
+    @property
+    def follower(self) -> str:
+        """The name of the follower."""
+        return f"{self.pipeline}/{self.name}"

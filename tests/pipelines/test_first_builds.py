@@ -25,7 +25,7 @@ from headrace.tables import levels, packs
 from headrace.tables.sliced import Run
 from headrace.testing import views_case
 from headrace.testing.views_case import told
-from headrace.testing.views_plain import attempt, made, plain_case
+from headrace.testing.views_plain import attempt, make_node, plain_case
 
 CASES = 40
 
@@ -123,8 +123,8 @@ def test_memory_does_not_grow_with_the_state(
 
     def in_use(folder: str, count: int, *, entries: int) -> int:
         types = [pa.int64(), pa.string()]
-        sides = [made(Scan, (name,), types, name=name) for name in ("l", "r")]
-        join = made(
+        sides = [make_node(Scan, (name,), types, name=name) for name in ("l", "r")]
+        join = make_node(
             Join, ("all",), types * 2, kind="inner", left=sides[0], right=sides[1],
             left_keys=(0,), right_keys=(0,), null_safe=(False,), residual=None,
         )  # fmt: skip

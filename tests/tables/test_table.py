@@ -404,3 +404,11 @@ def test_what_comes_and_goes_in_one_entry_is_not_there(log: EmbeddedLog) -> None
     entry((1, "c", -1), (1, "d", 1), (1, "d", -1), (2, "x", -1), (3, "y", 1))
     assert found() == {3: "y"}
     assert log.table("t").get([1, 2, 3]).to_pylist()[0]["_index"] == 2
+
+
+def test_rows_of_one_entry_count_by_their_sum_not_by_the_last(log: EmbeddedLog) -> None:
+    """Written twice and taken away once it is there; the other way round it is not."""
+    log.create_topic("sums", "k bigint, v int", key="k", kind="changes")
+    for weights, there in (([1, 1, -1], [1]), ([-1, -1, 1], [])):
+        log.append("sums", [{"k": 1, "v": 1, "_weight": one} for one in weights])
+        assert log.table("sums").scan().read_all().column("v").to_pylist() == there

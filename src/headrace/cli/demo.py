@@ -1,4 +1,13 @@
-"""``headrace demo``: the log alive, with real processes, one of which is killed."""
+"""``headrace demo``: a shop and a bank under load, three views of them, and nothing ever wrong.
+
+Everything is real: an embedded PostgreSQL with a source and a target database, a project folder of
+two short files, and the supervisor of `headrace run`, which is this process; writers, reader and
+screen are threads beside it. The reader asks the *target* again and again, each time in one
+transaction, whether all is as it must be (`testing.shop`).
+
+Killed, it leaves nothing behind: the parts die with the supervisor, the server with its watcher.
+Without `--keep` the folder is a temporary one; interrupted by Ctrl-C it stays, and is named.
+"""
 
 from __future__ import annotations
 
@@ -6,75 +15,80 @@ import contextlib
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.options import (
-    Command,
-    counted,
-    json_option,
-    lasting,
-    sized,
-)
-from headrace.errors import BadUsage, IoFailed
+from headrace.cli.options import Command, counted, json_option
+from headrace.errors import BadUsage, HeadraceError, IoFailed, NotRunning
 
-SHOPS = ("north", "south")
-PATIENCE_SECONDS = 10.0
+if TYPE_CHECKING:
+    from headrace.runtime.project import Project
+    from headrace.runtime.verify import Result
+    from headrace.testing.postgres import Server
+
+STARTED = time.monotonic()
+WRITERS, RATE = 3, 40.0
+CHECK_SECONDS, VERIFY_SECONDS = 0.5, 30.0
+PATIENCE_SECONDS = 600.0
+CALM_SECONDS = 5.0
+"""At least so long nothing is killed, and it is measured when transactions are visible."""
 
 
-@click.command(cls=Command, example="headrace demo --keep ./demo")
+@click.command(cls=Command, example="headrace demo")
 @click.option(
     "--seconds",
     metavar="N",
-    type=click.FloatRange(1, 600),
-    default=8.0,
-    help="How long the producers run; by default 8.",
+    type=click.FloatRange(1, 86400),
+    help=(
+        "Unattended: N seconds, each part is killed once, all is verified; by default until Ctrl-C."
+    ),
 )
-@click.option("--keep", metavar="DIR", help="Make the log in DIR and keep it; by default it goes.")
+@click.option("--keep", metavar="DIR", help="Make the project in DIR, and leave it there.")
+@click.option(
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help=("Of the page; by default a free one."),
+)
 @json_option
 @click.pass_context
-def demo(ctx: click.Context, seconds: float, keep: str | None, as_json: bool) -> None:
-    """Show the log alive: two producers and a follower; one is killed, and nothing is lost."""
+def demo(
+    ctx: click.Context, seconds: float | None, keep: str | None, port: int, as_json: bool
+) -> None:  # fmt: skip
+    """Show Headrace alive: PostgreSQL into the log, three views, PostgreSQL, a page to watch."""
     if keep is not None and os.path.exists(keep) and (not os.path.isdir(keep) or os.listdir(keep)):
         raise BadUsage(f"--keep {keep} is there already", fix="name a folder that is not there")
-    screen = _Screen(sys.stderr if as_json else sys.stdout)
-    with _folder(keep) as folder, _ended_by_signals():
-        with _Demo(folder, seconds, screen) as show:
-            summary = show.run()
-        if keep is not None:
-            screen.line("")
-            screen.line(f"The log is kept in {keep}. Try:")
-            for command in _next(keep):
-                screen.line(f"  {command}")
-    if keep is None:
-        screen.line("")
-        screen.line(
-            f"Next: {_program()} demo --keep ./demo keeps the log and says what to try on it."
-        )
+    if as_json and seconds is None:
+        raise BadUsage("--json goes with --seconds", fix="headrace demo --seconds 60 --json")
+    folder = Path(keep or tempfile.mkdtemp(prefix="headrace-demo-")).absolute()
+    screen = Screen(sys.stderr if as_json else sys.stdout)
+    stays = keep is not None or seconds is None
+    try:
+        summary = _shown(folder, seconds, port, screen)
+    except BaseException:
+        stays = keep is not None
+        raise
+    finally:
+        if not stays:
+            shutil.rmtree(folder, ignore_errors=True)
+    if stays:
+        program = _program()
+        screen.line(f"\nThe databases are gone; the log is in {folder / 'data'}. Try:")
+        screen.line(f"  {program} view read shop.revenue --log {folder / 'data'}")
+        screen.line(f"  {program} topic tail shop.public.payments -n 5 --log {folder / 'data'}")
+        screen.line(f"  rm -r {folder}")
     if as_json:
         click.echo(json.dumps(summary))
     if not summary["ok"]:
         ctx.exit(1)
-
-
-def _next(folder: str) -> Iterator[str]:
-    program = _program()
-    where = f"--log {folder}"
-    yield f"{program} topic show orders {where}"
-    yield f"{program} topic tail orders -n 5 {where}"
-    yield f"{program} topic read orders --limit 3 --with-position {where}"
-    yield f"{program} log stats {where}"
-    row = '{"shop": "west", "number": 1, "amount": 9.5}'
-    yield f"echo '{row}' | {program} topic append orders {where}"
 
 
 def _program() -> str:
@@ -83,425 +97,339 @@ def _program() -> str:
     return "./run headrace" if by_module and os.path.isfile("run") else "headrace"
 
 
-@contextlib.contextmanager
-def _folder(keep: str | None) -> Iterator[str]:
-    if keep is not None:
-        yield keep
-        return
-    folder = tempfile.mkdtemp(prefix="headrace-demo-")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _shown(folder: Path, seconds: float | None, port: int, screen: Screen) -> dict[str, Any]:
+    """Make everything, run it until it is over, and say how it was."""
+    from headrace.runtime.project import find_project
+    from headrace.runtime.supervisor import Supervisor
+    from headrace.testing.postgres import Server, _free_port
+    from headrace.testing.shop import make_shop, write_project
+
+    screen.line("Headrace demo: a shop and a bank in PostgreSQL, three views of them", bold=True)
+    with Server() as server:
+        for database in ("shop", "views"):
+            server.create_database(database)
+        source, target = (
+            f"postgresql://postgres@127.0.0.1:{server.port}/{name}" for name in ("shop", "views")
+        )
+        with server.connect("shop") as connection:
+            make_shop(connection)
+        # A page that is killed must come back at its address.
+        write_project(folder, source, target, port=port or _free_port())
+        for name in ("HEADRACE_LOG", "HEADRACE_PORT", "HEADRACE_CAPTURE_SHOP_DSN"):
+            os.environ.pop(name, None)  # they are about another project
+        project = find_project(folder)
+        screen.line(f"  project  {folder}: headrace.toml, pipeline.py")
+        screen.line(f"  source   psql {source}")
+        screen.line(f"  target   psql {target}")
+        show = Show(project, server, seconds, screen)
+        with show:
+            Supervisor(project, show.hear).run()
+        if show.failed is not None:
+            raise show.failed
+        return show.summary()
 
 
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM end the demo as Ctrl-C does: with everything cleaned up."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+class Show:
+    """What goes on beside the supervisor, and what is known of it."""
 
-    def end(number: int, frame: object) -> None:  # noqa: ARG001
-        raise KeyboardInterrupt
+    def __init__(
+        self, project: Project, server: Server, seconds: float | None, screen: Screen
+    ) -> None:
+        """Nothing runs yet."""
+        from headrace.testing.shop import Reader, Writers
 
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        self.project, self.server, self.screen = project, server, screen
+        self.seconds = seconds
+        self.writers = Writers(lambda: server.connect("shop"), WRITERS, RATE, "demo")
+        self.reader = Reader(lambda: server.connect("views"), WRITERS)
+        self.times: dict[str, float] = {}
+        """Seconds from the start until `page`, `first rows` and `live`."""
+        self.latencies: list[float] = []
+        """Seconds from each transaction's end until the reader saw it."""
+        self.calm: list[float] = []
+        """Those of the time before the first kill."""
+        self.kills: list[dict[str, Any]] = []
+        self.verified: list[Result] = []
+        self.written = self.applied = self.looks = self.lost = self.twice = 0
+        self.wrong: list[str] = []
+        self.failed: BaseException | None = None
+        self._over = threading.Event()
+        self._parts: list[dict[str, Any]] = []
+        self._threads = [
+            threading.Thread(target=self._guarded, args=[one], daemon=True)
+            for one in (self._watch, self._direct)
+        ]
+
+    # -- threads ----------------------------------------------------------------------------
+
+    def __enter__(self) -> Show:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        self.writers.stop()
+        for thread in self._threads:
+            thread.join()
+        self.reader.close()
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            if not self._over.is_set():
+                self.failed = error
+                self._stop()
+
+    def _stop(self) -> None:
+        from headrace.runtime.control import ask
+
+        with contextlib.suppress(NotRunning):
+            ask(self.project, "stop")
+
+    def hear(self, text: str) -> None:
+        """The supervisor says something."""
+        self.screen.line(f"  {_now():6.1f} s  {text}")
+
+    # -- the reader -------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Read the target all the time, and show it."""
+        from headrace.runtime.status import parts_of
+        from headrace.testing.shop import count_transactions
+
+        self.writers.start()
+        check_at = say_at = 0.0
+        with self.server.connect("shop") as source:
+            while not self._over.wait(0.03):
+                now = time.monotonic()
+                check = now >= check_at
+                look = self.reader.look(check=check)
+                if look is not None:
+                    self.applied = look.applied
+                    self.latencies += look.latencies
+                    self.wrong += look.wrong
+                    self.lost, self.twice = max(self.lost, look.lost), max(self.twice, look.twice)
+                    self.looks += check
+                    self._reached("first rows")
+                if self.writers.failed:
+                    raise IoFailed(self.writers.failed[0], place="the shop")
+                if not check:
+                    continue
+                self.written = count_transactions(source)
+                self._parts = parts_of(self.project)["parts"]
+                self._note(look is not None)
+                self.screen.draw(self._live())
+                if not self.screen.moves and "live" in self.times and now >= say_at:
+                    self.screen.line(f"  {_now():6.1f} s  {self._sentence()}; {self._fresh()}")
+                    say_at = now + 5
+                # What is checked grows; so the checks become rarer.
+                took = time.monotonic() - now
+                check_at = time.monotonic() + max(CHECK_SECONDS, 5 * took)
+
+    def _reached(self, what: str) -> None:
+        self.times.setdefault(what, round(_now(), 2))
+
+    def _note(self, there: bool) -> None:
+        """Find out how far it is, and write the check down for the page."""
+        from headrace.runtime.project import write_whole
+
+        url = self._url()
+        if url and "page" not in self.times:
+            self._reached("page")
+            self.screen.line(f"  {_now():6.1f} s  the page: {url}", bold=True)
+        ready = [part["ready"] for part in self._parts]
+        if there and ready and all(ready) and "live" not in self.times:
+            self._reached("live")
+            self.screen.line(f"  {_now():6.1f} s  everything is live", bold=True)
+        ok = not self.wrong if there else None
+        text = self._sentence() if there else f"{self.written:,} transactions, none applied yet"
+        check = [{"label": "transactions", "ok": ok, "text": text}]
+        write_whole(self.project.run_folder / "checks.json", json.dumps(check))
+
+    def _url(self) -> str:
+        said = [part["said"] for part in self._parts if part["kind"] == "page"]
+        return str(said[0].get("url", "")) if said else ""
+
+    def _sentence(self) -> str:
+        money = "money DOES NOT add up" if self.wrong else "money adds up"
+        return (
+            f"{self.written:,} transactions, {self.applied:,} applied, {self.lost:,} lost,"
+            f" {self.twice:,} twice, {money}"
+        )
+
+    def _fresh(self) -> str:
+        p50, p99 = self._percentiles(self.latencies[-2000:])
+        return f"visible after {p50:.0f} ms, 99 of 100 within {p99:.0f} ms"
+
+    def _live(self) -> list[str]:
+        states = ", ".join(
+            f"{part['name'].removesuffix('/main')} {part['state']}" for part in self._parts
+        )
+        lines = ["", f"  parts    {states}"]
+        if "first rows" in self.times:
+            lines += [f"  check    {self._sentence()}", f"  target   {self._fresh()}"]
+        if self.verified:
+            rows = sum(one.rows for one in self.verified)
+            wrong = sum(one.differing for one in self.verified)
+            lines.append(f"  verified {rows:,} rows against log and source: {wrong} differ")
+        lines.append(
+            f"  page     {self._url() or 'starts'}   (it can kill parts; Ctrl-C stops all)"
+        )
+        return lines
+
+    def _percentiles(self, seconds: list[float]) -> tuple[float, float]:
+        ordered = sorted(seconds) or [0.0]
+        return tuple(1e3 * ordered[int(q * (len(ordered) - 1))] for q in (0.5, 0.99))  # type: ignore[return-value]
+
+    # -- the director -----------------------------------------------------------------------
+
+    def _direct(self) -> None:
+        """Attended: verify now and then. Unattended: kill each part, verify all, stop."""
+        self._until(lambda: "live" in self.times, "everything live")
+        if self.seconds is None:
+            while not self._over.wait(VERIFY_SECONDS):
+                with contextlib.suppress(HeadraceError):  # somebody has just killed a part
+                    self.verified = list(self._verify())
+            return
+        written = self.written
+        self._until(lambda: self.applied >= written, "what was written before")
+        self.latencies.clear()
+        self._over.wait(max(CALM_SECONDS, self.seconds / 4))
+        self.calm = list(self.latencies)
+        for part in sorted(part["name"] for part in self._parts):
+            self._kill(part)
+        self._over.wait(max(0.0, self.seconds - _now()))
+        self.writers.stop()
+        self._until(lambda: self.applied == self.written, "the last transaction")
+        self.verified = list(self._verify())
+        self._stop()
+
+    def _until(self, there: Callable[[], bool], what: str) -> float:
+        began = time.monotonic()
+        while not there() and not self._over.wait(0.02):
+            if time.monotonic() - began > PATIENCE_SECONDS:
+                raise IoFailed(
+                    f"{what} did not come within {PATIENCE_SECONDS:g} s",
+                    place=str(self.project.logs),
+                    fix="the machine may be very busy; what the parts said is there",
+                )
+        return time.monotonic() - began
+
+    def _kill(self, name: str) -> None:
+        """SIGKILL for a part; it is back when it is ready and later transactions are applied."""
+        from headrace.runtime.control import ask
+
+        before = {part["name"]: part["restarts"] for part in self._parts}[name]
+        ask(self.project, "kill", name)
+        written = self.written
+
+        def back() -> bool:
+            part = {part["name"]: part for part in self._parts}[name]
+            return part["ready"] and part["restarts"] > before and self.applied > written
+
+        seconds = self._until(back, f"{name} after its kill")
+        self.kills.append({"part": name, "back_seconds": round(seconds, 1)})
+        self.screen.line(f"  {_now():6.1f} s  kill -9 of {name}: all goes on after {seconds:.1f} s")
+
+    def _verify(self) -> Iterator[Result]:
+        """The target against the log, captured tables against the source."""
+        import headrace
+        from headrace.runtime.verify import verify_kept, verify_source
+        from headrace.testing.shop import TABLES
+
+        with headrace.connect(self.project.log, create=False) as log:
+            for follower in self.project.followers().values():
+                yield from verify_kept(log, follower.to_kept())
+            for table in TABLES:
+                yield verify_source(log, "shop", f"public.{table}")
+
+    def _verify_views(self) -> Iterator[Result]:
+        """The views against their definitions, run by Spark as batch jobs."""
+        import headrace
+        from headrace.pipelines.files import load_pipeline
+        from headrace.runtime.verify import verify_batch
+
+        pipeline = load_pipeline(str(self.project.pipelines[0]))
+        with headrace.connect(self.project.log, create=False) as log:
+            for view in pipeline.views:
+                yield verify_batch(log, pipeline, view)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """What worked, and when."""
+        if self.seconds is not None and self.failed is None and self.verified:
+            self.verified += self._verify_views()
+        by = {"log": "target", "source": "tables", "batch": "views"}
+        for against, what in by.items():
+            found = [one for one in self.verified if one.against == against]
+            if found:
+                rows, differ = sum(o.rows for o in found), sum(o.differing for o in found)
+                self.screen.line(
+                    f"  verify   {what} against {against}: {rows:,} rows, {differ} differ"
+                )
+        p50, p99 = self._percentiles(self.calm)
+        differing = sum(one.differing for one in self.verified)
+        done = self.seconds is None or (bool(self.verified) and self.applied == self.written)
+        if self.calm:
+            self.screen.line(f"  visible  after {p50:.0f} ms, 99 of 100 within {p99:.0f} ms")
+        self.screen.line(f"  {self._sentence()}; {counted(len(self.kills), 'kill')}", bold=True)
+        return {
+            "ok": done and not self.wrong and not differing,
+            "seconds": self.times,
+            "transactions": self.written,
+            "applied": self.applied,
+            "lost": self.lost,
+            "twice": self.twice,
+            "wrong": self.wrong[:10],
+            "reads": self.looks,
+            "visible_ms": {"p50": round(p50, 1), "p99": round(p99, 1), "of": len(self.calm)},
+            "kills": self.kills,
+            "verified": [
+                {"table": one.table, "against": one.against, "rows": one.rows,
+                 "differing": one.differing} for one in self.verified
+            ],
+            "verified_rows": sum(one.rows for one in self.verified),
+            "differences": differing,
+        }  # fmt: skip
 
 
-class _Screen:
+def _now() -> float:
+    return time.monotonic() - STARTED
+
+
+class Screen:
     """Lines that stay, and on a terminal a few below them that move."""
 
     def __init__(self, stream: IO[str]) -> None:
+        """Nothing is shown yet."""
         self._stream = stream
         self.moves = stream.isatty()
-        self._drawn = 0
+        self._drawn: list[str] = []
+        self._lock = threading.Lock()
 
     def line(self, text: str, *, bold: bool = False) -> None:
-        """Print a line that stays."""
-        self._erase()
-        self._print(click.style(text, bold=True) if bold and self.moves else text)
+        """Print a line that stays; what moves stays below it."""
+        with self._lock:
+            self._erase()
+            self._print([click.style(text, bold=True) if bold and self.moves else text])
+            self._print(self._drawn)
 
     def draw(self, lines: list[str]) -> None:
         """Show these below, in place of those before; on a terminal only."""
         if self.moves:
-            self._erase()
-            width = shutil.get_terminal_size().columns - 1
-            for line in lines:
-                self._print(line[:width])
-            self._drawn = len(lines)
+            with self._lock:
+                self._erase()
+                width = shutil.get_terminal_size().columns - 1
+                self._drawn = [line[:width] for line in lines]
+                self._print(self._drawn)
 
     def _erase(self) -> None:
         if self._drawn:
-            self._stream.write(f"\x1b[{self._drawn}A\x1b[J")
-            self._drawn = 0
+            self._stream.write(f"\x1b[{len(self._drawn)}A\x1b[J")
 
-    def keep(self) -> None:
-        """Let what is drawn stand."""
-        self._drawn = 0
-
-    def _print(self, text: str) -> None:
-        self._stream.write(text + "\n")
+    def _print(self, lines: list[str]) -> None:
+        self._stream.writelines(f"{line}\n" for line in lines)
         self._stream.flush()
-
-
-class _Worker:
-    """A process of the demo, and what it has said."""
-
-    def __init__(self, *arguments: str, hears: Callable[[list[str]], None]) -> None:
-        command = [sys.executable, "-m", "headrace.cli.demo_worker", *arguments]
-        pipe = subprocess.PIPE
-        # Its own session: Ctrl-C reaches the demo, which ends the others in order.
-        self.process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        )
-        self._hears = hears
-        self._ear = threading.Thread(target=self._listen, daemon=True)
-        self._ear.start()
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.endswith(b"\n"):  # not one that a kill cut off
-                self._hears(line.decode().split())
-
-    def stop(self) -> None:
-        """Let it finish what it does, then end."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-
-    def kill(self) -> None:
-        """End it as `kill -9` does, and hear what it had said before."""
-        self.process.kill()
-        self.wait()
-
-    def wait(self) -> None:
-        """Wait for its end; one that does not end in time is killed."""
-        try:
-            self.process.wait(PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._ear.join(PATIENCE_SECONDS)
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-        self.stop()
-        self.wait()
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream is not None:
-                stream.close()
-
-    def check(self) -> None:
-        """Raise what ended it, if something did."""
-        code = self.process.poll()
-        if code not in (None, 0, -signal.SIGKILL):
-            assert self.process.stderr is not None
-            said = self.process.stderr.read().decode(errors="replace").strip().splitlines()
-            raise IoFailed(
-                f"a process of the demo ended with {code}",
-                why=said[-1] if said else "it said nothing",
-            )
-
-
-class _Shop:
-    """What is known of one producer, over its lives."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.worker: _Worker | None = None
-        self.acknowledged = 0
-        """Entries, by receipts."""
-        self.stored: int | None = None
-        """Entries, by the log, when the producer last claimed its name."""
-        self.syncs = self.syncs_before = 0
-        self.position = 0
-
-    def hear(self, words: list[str]) -> None:
-        if words[0] == "stored":
-            self.stored = int(words[1])
-        else:
-            self.position, self.acknowledged, self.syncs = (int(word) for word in words[1:])
-
-    def start(self, folder: str) -> None:
-        self.stored = None
-        self.syncs_before += self.syncs
-        self.syncs = 0
-        self.worker = _Worker("produce", folder, self.name, hears=self.hear)
-
-
-class _Follower:
-    """What the follower has said."""
-
-    def __init__(self, folder: str) -> None:
-        self.ready = False
-        self.rows = self.position = 0
-        self.waits = (0.0, 0.0)
-        """Milliseconds from append to visible: half of the entries, and 99 of 100, within."""
-        self.worker = _Worker("follow", folder, hears=self.hear)
-
-    def hear(self, words: list[str]) -> None:
-        if words[0] == "follows":
-            self.ready = True
-            return
-        self.rows, self.position = int(words[1]), int(words[2])
-        self.waits = (float(words[3]), float(words[4]))
-
-
-class _Demo:
-    def __init__(self, folder: str, seconds: float, screen: _Screen) -> None:
-        self.folder = folder
-        self.seconds = seconds
-        self.screen = screen
-        self.shops = [_Shop(name) for name in SHOPS]
-        self.follower: _Follower | None = None
-        self.began = self.ran = 0.0
-        self.killed: dict[str, Any] = {}
-
-    def __enter__(self) -> _Demo:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        workers = [shop.worker for shop in self.shops if shop.worker is not None]
-        if self.follower is not None:
-            workers.append(self.follower.worker)
-        for worker in workers:
-            worker.stop()
-        for worker in workers:
-            worker.close()
-
-    def run(self) -> dict[str, Any]:
-        self._prepare()
-        self.began = time.monotonic()
-        self._show(self.seconds / 2)
-        self._kill(self.shops[0])
-        self._show(self.seconds / 2)
-        self._stop()
-        return self._verify()
-
-    # -- acts -------------------------------------------------------------------------------
-
-    def _prepare(self) -> None:
-        import headrace
-        from headrace.cli.demo_worker import ROWS, SCHEMA, TOPIC
-        from headrace.log.embedded.system import filesystem_of
-
-        kind = filesystem_of(self.folder)
-        note = ": in memory, so fsync costs nothing here" if kind in ("tmpfs", "ramfs") else ""
-        self.rows_of_entry = ROWS
-        with headrace.connect(self.folder) as log:
-            log.create_topic(TOPIC, SCHEMA, key="number", partitions=4)
-        self.screen.line(
-            "Headrace demo: a log in a folder, shared by processes, without a server", bold=True
-        )
-        self.screen.line(f"  folder    {self.folder} ({kind}{note})")
-        self.follower = _Follower(self.folder)
-        for shop in self.shops:
-            shop.start(self.folder)
-        self._wait_for(
-            lambda: self._follower.ready and all(shop.stored is not None for shop in self.shops)
-        )
-        pids = ", ".join(str(shop.worker.pid) for shop in self.shops if shop.worker is not None)
-        self.screen.line(
-            f"  processes 2 producers ({pids}) append entries of {ROWS} rows,"
-            f" 1 follower ({self._follower.worker.pid}) reads them"
-        )
-        self.screen.line(
-            "  promise   an entry is acknowledged, and visible, once it is on the disk"
-        )
-        self.screen.line("")
-
-    @property
-    def _follower(self) -> _Follower:
-        assert self.follower is not None
-        return self.follower
-
-    def _wait_for(self, there: Callable[[], bool]) -> float:
-        """Wait for something to be said; the seconds it took."""
-        began = time.monotonic()
-        while not there():
-            self._check()
-            if time.monotonic() - began > PATIENCE_SECONDS:
-                raise IoFailed(
-                    f"a process of the demo was silent for {PATIENCE_SECONDS:g} s",
-                    fix="the machine may be very busy: try again",
-                )
-            time.sleep(0.01)
-        return time.monotonic() - began
-
-    def _check(self) -> None:
-        for worker in (*(shop.worker for shop in self.shops), self._follower.worker):
-            if worker is not None:
-                worker.check()
-
-    def _show(self, seconds: float) -> None:
-        """Let it run, with live numbers: on a terminal in place, else a line a second."""
-        end = time.monotonic() + seconds
-        step = 0.1 if self.screen.moves else min(1.0, seconds)
-        samples = deque([(time.monotonic(), self.rows)], maxlen=max(2, round(1 / step)))
-        while (left := end - time.monotonic()) > 0.01:
-            time.sleep(min(step, left))
-            self._check()
-            now, rows = time.monotonic(), self.rows
-            rate = (rows - samples[0][1]) / (now - samples[0][0])
-            samples.append((now, rows))
-            if self.screen.moves:
-                self.screen.draw(self._numbers(rate))
-            else:
-                samples.popleft()
-                self.screen.line(f"  {self._in_short(rate)}")
-        self.screen.keep()
-
-    def _kill(self, shop: _Shop) -> None:
-        assert shop.worker is not None
-        pid = shop.worker.pid
-        shop.worker.kill()
-        heard = shop.acknowledged
-        shop.worker.close()
-        self.screen.line("")
-        self.screen.line(
-            f"kill -9   producer '{shop.name}' ({pid}) was killed while it appended,"
-            f" {counted(heard * self.rows_of_entry, 'row')} acknowledged"
-        )
-        shop.start(self.folder)
-        seconds = self._wait_for(lambda: shop.stored is not None)
-        stored = shop.stored or 0
-        shop.acknowledged = max(shop.acknowledged, stored)
-        unheard = (stored - heard) * self.rows_of_entry
-        self.killed = {
-            "pid": pid,
-            "acknowledged": heard * self.rows_of_entry,
-            "stored": stored * self.rows_of_entry,
-            "restart_seconds": round(seconds, 3),
-        }
-        found = "just these"
-        if unheard:
-            found = (
-                f"these and {unheard:,} more, whose answer the kill cut off; it sends none again"
-            )
-        self.screen.line(
-            f"restart   it is back after {seconds:.1f} s, and the log tells it"
-            f" what it had stored: {found}"
-        )
-        self.screen.line("")
-
-    def _stop(self) -> None:
-        for shop in self.shops:
-            assert shop.worker is not None
-            shop.worker.stop()
-        for shop in self.shops:
-            assert shop.worker is not None
-            shop.worker.wait()
-        self._check()
-        self.ran = time.monotonic() - self.began
-        end = max(shop.position for shop in self.shops)
-        self._follower.worker.stop()
-        self._wait_for(lambda: self._follower.position >= end)
-        self._follower.worker.wait()
-
-    def _verify(self) -> dict[str, Any]:
-        from headrace.log.embedded.check import check
-        from headrace.log.embedded.system import OsSystem
-
-        began = time.monotonic()
-        report = check(OsSystem(), os.path.abspath(self.folder))
-        seconds = time.monotonic() - began
-        self.screen.line("")
-        self.screen.line(
-            f"check     {'sound' if report.ok else 'DAMAGED'}:"
-            f" {counted(report.entries, 'entry', 'entries')}, {counted(report.rows, 'row')},"
-            f" {sized(report.bytes)} read and verified in {lasting(seconds)}"
-        )
-        read, lost, twice = self._recount()
-        follower = self._follower
-        self.screen.line(
-            f"recount   {self.rows:,} acknowledged, {read:,} read, {lost:,} lost, {twice:,} twice;"
-            f" the follower saw {follower.rows:,}",
-            bold=True,
-        )
-        ok = report.ok and not lost and not twice and read == self.rows == follower.rows
-        half, most = follower.waits
-        return {
-            "ok": ok,
-            "seconds": round(self.ran, 3),
-            "rows_per_second": round(self.rows / self.ran),
-            "entries": self.entries,
-            "fsyncs": self.syncs,
-            "entries_per_fsync": round(self.shared, 2),
-            "visible_ms": {"p50": half, "p99": most},
-            "killed": self.killed,
-            "check": report.to_json() | {"seconds": round(seconds, 3)},
-            "acknowledged": self.rows,
-            "read": read,
-            "lost": lost,
-            "twice": twice,
-            "followed": follower.rows,
-        }
-
-    def _recount(self) -> tuple[int, int, int]:
-        """Read all rows: how many, which acknowledged ones are missing, which come again."""
-        import numpy as np
-        import pyarrow.compute as pc
-
-        import headrace
-        from headrace.cli.demo_worker import TOPIC
-
-        read = lost = twice = 0
-        counts = {shop.name: np.zeros(0, np.int64) for shop in self.shops}
-        with headrace.connect(self.folder, create=False) as log:
-            for batch in log.read(TOPIC, columns=["shop", "number"]):
-                read += len(batch)
-                for name, known in counts.items():
-                    mine = batch.data.filter(pc.equal(batch.data.column("shop"), name))
-                    found = np.bincount(mine.column("number").to_numpy(), minlength=len(known))
-                    found[: len(known)] += known
-                    counts[name] = found
-        for shop in self.shops:
-            wanted = shop.acknowledged * self.rows_of_entry
-            found = counts[shop.name]
-            lost += int(np.count_nonzero(found[:wanted] == 0)) + max(0, wanted - len(found))
-            twice += int(np.count_nonzero(found > 1))
-        return read, lost, twice
-
-    # -- numbers ----------------------------------------------------------------------------
-
-    @property
-    def entries(self) -> int:
-        return sum(shop.acknowledged for shop in self.shops)
-
-    @property
-    def rows(self) -> int:
-        return self.entries * self.rows_of_entry
-
-    @property
-    def syncs(self) -> int:
-        return sum(shop.syncs + shop.syncs_before for shop in self.shops)
-
-    @property
-    def shared(self) -> float:
-        return self.entries / self.syncs if self.syncs else 0.0
-
-    def _in_short(self, rate: float) -> str:
-        half, _ = self._follower.waits
-        return (
-            f"{self.rows:,} rows acknowledged ({rate:,.0f}/s) in {self.entries:,} entries,"
-            f" {self.shared:.1f} to an fsync; visible after {half:.1f} ms"
-        )
-
-    def _numbers(self, rate: float) -> list[str]:
-        half, most = self._follower.waits
-        return [
-            f"  acknowledged {self.rows:>11,} rows  {rate:,.0f} rows/s, all on the disk",
-            f"  entries      {self.entries:>11,}       {self.shared:.1f} share an fsync,"
-            f" {self.syncs:,} fsyncs",
-            f"  followed     {self._follower.rows:>11,} rows  visible after {half:.1f} ms,"
-            f" 99 of 100 within {most:.1f} ms",
-        ]

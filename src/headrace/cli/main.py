@@ -20,16 +20,24 @@ from headrace.errors import BadUsage, HeadraceError, nearest
 # Command -> the line that --help shows, so that --help imports none of them. A file need not be
 # there yet: then there is no such command.
 COMMANDS = {
+    "aside": "Show, retry or drop rows that a target or a view did not take.",
     "capture": "Take the changes of a PostgreSQL database into the log.",
-    "demo": "Show the log alive, on this machine, in a minute.",
+    "demo": "Show Headrace alive: a database, views of it, a page to watch.",
+    "doctor": "Look whether all that a project needs is there.",
     "explain": "Explain an error by its code; without a code, list them all.",
+    "init": "Make a small project that works.",
     "log": "Check a log and see what is in it.",
-    "plan": "Say what a pipeline file would change.",
-    "run": "Keep the views of a pipeline file right.",
+    "plan": "Say what a project or a pipeline file would change.",
+    "restart": "Start a part of the running project anew.",
+    "run": "Run a project, or keep the views of one pipeline file right.",
+    "status": "Show how a project is.",
     "table": "Read a topic by key, as it is or was at a position.",
     "topic": "Create, list, show, append to, read and follow topics.",
+    "verify": "Prove that what is derived equals its source.",
     "view": "List, show, read and explain views.",
 }
+HIDDEN = ("part",)
+"""What nobody types: the supervisor does."""
 
 
 class Commands(click.Group):
@@ -41,7 +49,7 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in (*self.list_commands(ctx), *HIDDEN):
             return None
         command = getattr(importlib.import_module(f"headrace.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)

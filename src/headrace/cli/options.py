@@ -110,6 +110,18 @@ def json_option(command: Decorated) -> Decorated:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
+def project_option(command: Decorated) -> Decorated:
+    """Add `--project DIR`."""
+    return click.option(
+        "--project",
+        "folder",
+        metavar="DIR",
+        envvar="HEADRACE_PROJECT",
+        default=".",
+        help="Folder of the project; by default $HEADRACE_PROJECT, else this one.",
+    )(command)
+
+
 def stdin() -> IO[bytes]:
     """Give standard input, as bytes."""
     return sys.stdin.buffer

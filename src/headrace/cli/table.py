@@ -45,10 +45,15 @@ def reading_options(command: Decorated) -> Decorated:
             help="As it was at this position, waiting until it is there; by default as it is now.",
         ),
         click.option(
+            "--after",
+            metavar="TOKEN",
+            help="Wait until the log has this: a position, or lsn:X/Y of a captured database.",
+        ),
+        click.option(
             "--timeout",
             metavar="SECONDS",
             type=click.FloatRange(0),
-            help="With --at: how long to wait; by default for ever.",
+            help="With --at: how long to wait, by default for ever; with --after, by default 5 s.",
         ),
         click.option("--columns", metavar="A,B", help="Only these columns; by default all."),
         click.option(
@@ -73,6 +78,7 @@ def get(
     name: str,
     keys: tuple[str, ...],
     at: int | None,
+    after: str | None,
     timeout: float | None,
     columns: str | None,
     form: str | None,
@@ -86,6 +92,7 @@ def get(
     """
     with open_log(path) as log:
         topic = log.topic(name)
+        at = _at(log, at, after, timeout)
         found = log.table(name).get(
             _keys(topic, keys), at=at, columns=listed(columns) or None, timeout=timeout
         )
@@ -108,6 +115,7 @@ def scan(
     name: str,
     limit: int | None,
     at: int | None,
+    after: str | None,
     timeout: float | None,
     columns: str | None,
     form: str | None,
@@ -116,9 +124,21 @@ def scan(
 ) -> None:
     """Print the rows of topic NAME in the order of their keys."""
     with open_log(path) as log:
+        at = _at(log, at, after, timeout)
         reader = log.table(name).scan(at=at, columns=listed(columns) or None, timeout=timeout)
         batches = reader if limit is None else _limited(reader, limit)
         _write(log, log.topic(name), _format(form, as_json), reader.schema, batches)
+
+
+def _at(log: EmbeddedLog, at: int | None, after: str | None, timeout: float | None) -> int | None:
+    """The position to read at."""
+    from headrace.runtime.tokens import TIMEOUT_SECONDS, wait_log
+
+    if after is None:
+        return at
+    if at is not None:
+        raise BadUsage("--at and --after exclude each other", fix="give one of them")
+    return wait_log(log, after, TIMEOUT_SECONDS if timeout is None else timeout)
 
 
 def _format(form: str | None, as_json: bool) -> str:

@@ -120,6 +120,15 @@ def show(name: str, path: str, as_json: bool) -> None:
 )
 @click.argument("name")
 @click.option("--at", metavar="POSITION", type=int, help="As visible at this position of the log.")
+@click.option("--after", metavar="TOKEN", help="Wait until it has this: a position, or lsn:X/Y.")
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(0),
+    default=5.0,
+    show_default=True,
+    help="With --after: how long to wait.",
+)
 @click.option(
     "--format",
     "form",
@@ -128,16 +137,23 @@ def show(name: str, path: str, as_json: bool) -> None:
 )
 @log_option
 @json_option
-def read(name: str, at: int | None, form: str | None, path: str, as_json: bool) -> None:
+def read(
+    name: str,
+    at: int | None,
+    after: str | None,
+    timeout: float,
+    form: str | None,
+    path: str,
+    as_json: bool,
+) -> None:
     """Print the rows of view NAME."""
     from headrace.cli.output import row_writer
-    from headrace.pipelines.views.reading import rows_of
+    from headrace.runtime.tokens import rows as rows_of
 
     del as_json  # a JSON object a line is the default
     with open_log(path) as log:
         topic = log.topic(one_of(log, name)["view"])
-        pipeline, _, own = topic.name.partition(".")
-        rows = rows_of(log, pipeline, own, at)
+        rows = rows_of(log, topic.name, after=after, timeout=timeout, at=at)
         writer = row_writer(form or "ndjson", topic, rows.schema, stdout())
         for batch in rows.to_batches():
             writer.write(batch, log.position)

@@ -270,6 +270,9 @@ def find_archive() -> Path:
 def record() -> None:
     """Run what views usually run, and let the JVM write down the classes when it ends."""
     os.environ[RECORDING] = "1"
+    for left in cache_folder().glob("*.jsa.*"):  # of one that was killed
+        if not os.path.exists(f"/proc/{left.suffix[1:]}"):
+            left.unlink(missing_ok=True)
     from pyspark import SparkContext
 
     from headrace.pipelines.views import lift_definition

@@ -92,9 +92,15 @@ def define_views(
         defined = _checked(view, node)
         found.by_name[view.name] = defined
         schemas[view.name] = defined.schema
-        if topics:
-            _ensure_topic(log, topic_of(pipeline.name, view.name), defined)
+    if topics:
+        make_topics(pipeline, log, found)
     return found
+
+
+def make_topics(pipeline: Pipeline, log: EmbeddedLog, views: Views) -> None:
+    """Give each view its topic."""
+    for name, defined in views.by_name.items():
+        _ensure_topic(log, topic_of(pipeline.name, name), defined)
 
 
 def _checked(view: View, node: Node) -> Defined:

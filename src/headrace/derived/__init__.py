@@ -1,0 +1,1 @@
+"""Derived systems: targets that follow the log, and the proof that they equal it."""

@@ -1,0 +1,439 @@
+"""The follower: keeps one target at the log's cuts, and never shows anything else.
+
+::
+
+    open:  claim the name in the log (epoch), claim the target with it, read the target's cut
+    load:  nothing there, or a table is missing: wipe, load all tables at the newest cut, swap
+    step:  cuts after it -> changes added up -> one transaction in the target, with cut and epoch
+
+**Killed anywhere.** The target's cut is the only memory of progress, and it moves with the data. So
+whoever comes next goes on from it, and changes are made once: nothing twice, nothing missing. An
+answer that was lost with the connection is resolved in the same way, by reading the cut.
+
+**Two at once.** The later one has the higher epoch. It claims the log's writer first, then the
+target: from then on the earlier one is refused by the target before it has changed anything, and by
+the log when it wants to set a row aside.
+
+**Refused rows** are set aside in the log before the target goes on without them (`aside`).
+
+**What passes** (`TargetAway`: a restart, a lost connection, a lock) is waited for, longer each
+time; everything else ends `run`: what a person must change is in the error.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headrace import errors
+from headrace.derived import aside
+from headrace.derived.cuts import Between, Commits, NewVersion
+from headrace.derived.postgres_text import from_json
+from headrace.derived.rows import current, kept_tables, loading, row_ids
+from headrace.derived.shape import must_load
+from headrace.interfaces import Changes, Cut, Kept, KeptTable, Mark, Refused, Target
+from headrace.log.embedded.log import EmbeddedLog
+from headrace.log.writer import Writer
+from headrace.tables.hashing import hash64
+
+BACK_OFF = (0.1, 5.0)
+"""Seconds before a target that is away is asked again: first, and at most."""
+IDLE = 1.0
+"""Seconds after which a cut is written that brings no rows, and a call to stop is noticed."""
+AsideKey = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class State:
+    """How it is with a follower; `report` gets it whenever it changes."""
+
+    name: str
+    doing: str = "starting"
+    """`starting`, `loading`, `following`, `waiting for the views`, `waiting for the target`."""
+    cut: Cut | None = None
+    aside: int = 0
+    error: str | None = None
+    rows: int = 0
+    """Rows of the log that were taken in since it was started."""
+
+
+class Follower:
+    """Keeps what a pipeline says is kept in one target."""
+
+    def __init__(
+        self,
+        log: EmbeddedLog,
+        kept: Kept,
+        *,
+        report: Callable[[State], None] | None = None,
+        patience: float | None = None,
+    ) -> None:
+        """Nothing is opened yet. `patience`: seconds to wait for a target; None: for ever."""
+        self.log, self.kept = log, kept
+        self.name = kept.follower
+        self.state = State(self.name)
+        self._report, self._patience = report, patience
+        self._stopped = threading.Event()
+        self._writer: Writer | None = None
+        self._target: Target | None = None
+        self._mark = Mark(0, None, "", ())
+        self._tables: list[KeptTable] = []
+        self._commits: Commits | None = None
+        self._between: Between | None = None
+        self._cuts: deque[Cut] = deque()
+        self._began: list[int] = []
+        """The schema versions that the readings began with."""
+        self._shapes: list[Changes] = []
+        """Tables that must get other columns, with the next cut."""
+        self._pending: Cut | None = None
+        """A cut that brought no rows and is not written yet."""
+        self._written = 0.0
+        self._aside: dict[AsideKey, dict[str, Any]] = {}
+        self._aside_end = -1
+
+    def __enter__(self) -> Follower:
+        """For `with`."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close."""
+        self.close()
+
+    def close(self) -> None:
+        """Let target and readings go."""
+        self._end_readings()
+        if self._target is not None:
+            self._target.close()
+            self._target = None
+
+    def stop(self) -> None:
+        """Let `run` return after the transaction at hand; from any thread or a signal."""
+        self._stopped.set()
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    def run(self, until: str | int | None = None) -> Cut | None:
+        """Follow; the cut of the target when it returns (None: it has nothing yet).
+
+        `until`: "caught up" (every cut that is in the log now), a position (the target is through
+        it), or None: for ever. Ends early when `stop` is called.
+        """
+        if not (until is None or isinstance(until, int) or until == "caught up"):
+            raise errors.BadSetting(
+                f"until={until!r} is not 'caught up', a position or None", place="run"
+            )
+        goal = self.log.position if isinstance(until, str) else None
+        delay, away_since = BACK_OFF[0], None
+        while not self._stopped.is_set():
+            try:
+                seen = self.log.position
+                if self._target is None:
+                    self._open()
+                busy = self._round()
+                through = self._mark.cut.through if self._mark.cut else -1
+                if not busy and goal is not None and seen >= goal:
+                    return self._settle()
+                if isinstance(until, int) and max(through, self._free_through()) >= until:
+                    return self._settle()
+                delay, away_since = BACK_OFF[0], None
+                if not busy:
+                    self._wait(seen)
+            except errors.TargetAway as error:
+                now = time.monotonic()
+                away_since = away_since or now
+                self.close()
+                self._say("waiting for the target", error=error.fact)
+                if self._patience is not None and now - away_since >= self._patience:
+                    raise
+                self._stopped.wait(delay)
+                delay = min(delay * 2, BACK_OFF[1])
+        return self._mark.cut
+
+    def _wait(self, seen: int) -> None:
+        try:
+            self.log.wait(seen + 1, IDLE)
+        except errors.WaitTimeout:
+            self._write_pending()
+
+    def _round(self) -> bool:
+        """One thing that can be done now; whether there was any."""
+        if self._ends() != self._aside_end:
+            self._read_aside()
+        if self._between is None and not self._begin():
+            return False
+        assert self._commits is not None
+        self._cuts.extend(self._commits.poll())
+        if self._between is None:
+            return self._load()
+        if self._versions() != self._began:
+            self._end_readings()
+        elif self._cuts or self._shapes:
+            self._step()
+        elif any(one["asked"] for one in self._aside.values()):
+            self._retry()
+        else:
+            return False
+        return True
+
+    def _versions(self) -> list[int]:
+        return [self.log.topic(one.topic).schema.version for one in self._tables]
+
+    def _say(self, doing: str, *, error: str | None = None, rows: int = 0) -> None:
+        state = State(
+            self.name, doing, self._mark.cut, len(self._aside), error, self.state.rows + rows
+        )
+        if state != self.state:
+            self.state = state
+            if self._report is not None:
+                self._report(state)
+
+    # -- opening ----------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Claim the name and the target, and read where it is."""
+        target = self.kept.target.open(self.name)
+        try:
+            mark = target.mark()
+            own = self.log.journal.log_id.hex()
+            newest = max(mark.cut.through, mark.cut.position) if mark.cut else 0
+            if (mark.log and mark.log != own) or newest > self.log.position:
+                raise errors.OtherLog(
+                    f"the target of follower '{self.name}' is at {newest} of log {mark.log},"
+                    f" this is log {own} at {self.log.position}",
+                    place=self.kept.target.describe(),
+                )
+            if self._writer is None:
+                self._writer = self._claimed()
+            if mark.epoch != self._writer.epoch:
+                mark = target.mark(self._writer.epoch, own)
+        except BaseException:
+            target.close()
+            raise
+        self._target, self._mark = target, mark
+        self._aside_end = -1
+
+    def _claimed(self) -> Writer:
+        aside.ensure(self.log, self.name)
+        writer = self.log.writer(f"follower/{self.name}")
+        state = {
+            "topics": dict(self.kept.topics),
+            "views": sorted(self.kept.views),
+            "target": self.kept.target.describe(),
+        }
+        with writer.transaction(state=state):
+            pass
+        return writer
+
+    def _begin(self) -> bool:
+        """Begin to read at the target's cut; whether all topics are there.
+
+        Without `_between` the target must be loaded first.
+        """
+        try:
+            self._tables = kept_tables(self.log, self.kept)
+            self._began = self._versions()
+        except errors.UnknownTopic:
+            self._say("waiting for the views")
+            return False
+        cut, have = self._mark.cut, {one.name: one for one in self._mark.tables}
+        if cut is None or must_load(self._mark.tables, self._tables):
+            if self._commits is None:
+                self._commits = Commits(self.log, self.kept, 0)
+            return True
+        self._end_readings()
+        self._commits = Commits(self.log, self.kept, cut.position)
+        self._between = Between(self.log, self.kept, self._tables, cut)
+        self._shapes = [Changes(one, _nothing) for one in self._tables if one != have[one.name]]
+        self._say("following")
+        return True
+
+    def _end_readings(self) -> None:
+        for one in (self._commits, self._between):
+            if one is not None:
+                one.close()
+        self._commits = self._between = None
+        self._cuts.clear()
+        self._shapes = []
+
+    # -- what a target is given -------------------------------------------------------------
+
+    def _load(self) -> bool:
+        """Load everything at the newest cut; False if there is none that can be shown."""
+        assert self._target is not None
+        assert self._writer is not None
+        if not self._cuts:
+            self._say("waiting for the views")
+            return False
+        cut = self._cuts[-1]
+        self._cuts.clear()
+        self._say("loading")
+        refused: list[Refused] = []
+        epoch = self._writer.epoch
+        try:
+            self._target.wipe(epoch, self._tables)
+            for table in self._tables:
+                change = Changes(table, _loading(self.log, table, cut))
+                self._target.apply(epoch, None, [change], refused.extend)
+        except errors.BadPosition:  # an older generation of a topic: a later cut will do
+            self._say("waiting for the views")
+            return False
+        self._target.swap(
+            epoch, cut, lambda more: self._note([*refused, *more], list(self._aside), cut)
+        )
+        self._applied(cut, self._tables)
+        self._begin()
+        return True
+
+    def _step(self) -> None:
+        """Apply the next cuts."""
+        assert self._between is not None
+        try:
+            step = self._between.step(self._cuts)
+            free = not self.kept.views and not self._shapes and not step.rows
+            if free and time.monotonic() - self._written < IDLE:
+                self._pending = step.cut  # written when it is quiet
+                return
+            given = {one.table.name for one in step.changes}
+            shapes = [one for one in self._shapes if one.table.name not in given]
+            self._apply(step.cut, [*step.changes, *shapes])
+        except NewVersion:
+            self._end_readings()
+            return
+        self._shapes = []
+        if step.large:
+            self._end_readings()
+        self._say("following", rows=step.rows)
+
+    def _free_through(self) -> int:
+        return self._pending.through if self._pending is not None else -1
+
+    def _write_pending(self) -> None:
+        """Write a cut that brought no rows."""
+        if self._pending is not None and self._target is not None:
+            self._apply(self._pending, [])
+            self._say("following")
+
+    def _settle(self) -> Cut | None:
+        self._write_pending()
+        return self._mark.cut
+
+    def _apply(self, cut: Cut, changes: Sequence[Changes]) -> None:
+        assert self._target is not None
+        assert self._writer is not None
+        touched = self._touched(changes) if self._aside else []
+        self._target.apply(
+            self._writer.epoch, cut, changes, lambda found: self._note(found, touched, cut)
+        )
+        tables = {one.name: one for one in self._mark.tables}
+        tables |= {one.table.name: one.table for one in changes}
+        self._applied(cut, list(tables.values()))
+
+    def _applied(self, cut: Cut, tables: Sequence[KeptTable]) -> None:
+        self._mark = replace(self._mark, cut=cut, tables=tuple(tables))
+        self._pending = None
+        self._written = time.monotonic()
+
+    # -- rows set aside ---------------------------------------------------------------------
+
+    def _ends(self) -> int:
+        return sum(self.log.ends(aside.aside_topic(self.name)))
+
+    def _read_aside(self) -> None:
+        end = self._ends()
+        found = aside.rows(self.log, self.name)
+        self._aside = {(one["table"], one["key"]): one for one in found}
+        self._aside_end = end
+
+    def _note(self, refused: Sequence[Refused], touched: Sequence[AsideKey], cut: Cut) -> None:
+        """Set rows aside, and take those out that were taken: before the target goes on."""
+        assert self._writer is not None
+        new = {}
+        for one in refused:
+            key = (one.table.name, aside.key_text(one.table, one.row))
+            new[key] = {
+                "table": key[0],
+                "key": key[1],
+                "reason": one.reason,
+                "code": one.code,
+                "row": json.dumps(one.row, ensure_ascii=False) if one.weight > 0 else None,
+                "through": cut.through,
+                "position": one.table.at(cut),
+                "asked": False,
+            }
+        old = [self._aside[key] for key in {*touched, *new} if key in self._aside]
+        rows = [{**one, "_weight": -1} for one in old] + [
+            {**one, "_weight": 1} for one in new.values()
+        ]
+        if not rows:
+            return
+        self._writer.append(aside.aside_topic(self.name), rows)
+        self._read_aside()
+
+    def _touched(self, changes: Sequence[Changes]) -> list[AsideKey]:
+        """The rows set aside of which changes say something."""
+        found: list[AsideKey] = []
+        for one in changes:
+            keys = [key for key in self._aside if key[0] == one.table.name]
+            if not keys:
+                continue
+            asked = _keys_of(one.table, [key for _, key in keys])
+            names = asked.schema.names
+            hashes = hash64(asked.combine_chunks().to_batches()[0].columns, 1)
+            for chunk in one.chunks():
+                if one.table.key:
+                    columns = [chunk.column(name) for name in names]
+                else:
+                    columns = [row_ids(chunk.select(one.table.schema.names))]
+                there = np.isin(hashes, hash64(columns, 1))
+                found += [key for key, yes in zip(keys, there, strict=True) if yes]
+        return found
+
+    def _retry(self) -> None:
+        """Apply what the keys are now for which somebody has asked."""
+        assert self._mark.cut is not None
+        asked = [key for key, one in self._aside.items() if one["asked"]]
+        changes = []
+        for table in self._tables:
+            keys = [key for name, key in asked if name == table.name]
+            if keys:
+                batch = current(self.log, table, _keys_of(table, keys), self._mark.cut)
+                changes.append(Changes(table, lambda batch=batch: iter([batch])))  # type: ignore[misc]
+        assert self._target is not None
+        assert self._writer is not None
+        cut = self._mark.cut
+        self._target.apply(
+            self._writer.epoch, cut, changes, lambda found: self._note(found, asked, cut)
+        )
+        self._say("following")
+
+
+def _nothing() -> Any:
+    return iter(())
+
+
+def _loading(log: EmbeddedLog, table: KeptTable, cut: Cut) -> Callable[[], Any]:
+    return lambda: loading(log, table, cut)
+
+
+def _keys_of(table: KeptTable, texts: Sequence[str]) -> pa.Table:
+    """Keys that were written as JSON, as columns."""
+    found = [json.loads(text) for text in texts]
+    if not table.key:
+        return pa.table(
+            {"_row": pa.array([bytes.fromhex(one["_row"]) for one in found], pa.binary(16))}
+        )
+    types = {column.name: column.type for column in table.columns}
+    return pa.table(
+        {
+            name: pa.array([from_json(one[name], types[name]) for one in found], types[name])
+            for name in table.key
+        }
+    )

@@ -1,0 +1,1 @@
+"""Tests of derived systems: targets, followers, verification."""

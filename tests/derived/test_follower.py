@@ -1,0 +1,578 @@
+"""Followers against a hand-made pipeline: killed at every statement, doubled, refused (R-B6, B12).
+
+Catches: rows lost, twice or out of order; a table ahead of its views; progress that is not in the
+transaction; an older follower that is let in; rows refused that are in neither place; schema
+changes that do not arrive. Cannot catch: what Spark's own commits get wrong (one test has a real
+pipeline), and hardware.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace import errors
+from headrace.derived import aside, cuts
+from headrace.derived.follower import Follower
+from headrace.derived.rows import added_up, expected, kept_table
+from headrace.derived.shape import alterations
+from headrace.derived.wait import followers, mark_of, wait
+from headrace.interfaces import Cut, Kept
+from headrace.log.embedded.log import EmbeddedLog
+from headrace.model.topic import define
+from headrace.testing.follower_case import (
+    ACCOUNTS,
+    Bank,
+    Fuse,
+    Killed,
+    Mortal,
+    check,
+    kept_in,
+    stepped,
+)
+from tests.capture.conftest import Database
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
+    with hr.connect(tmp_path / "log") as opened:
+        yield opened
+
+
+def checked(log: EmbeddedLog, kept: Kept) -> None:
+    target = kept.target.open(kept.follower)
+    assert check(log, target, kept) == ""
+    target.close()
+
+
+# --- pure parts -----------------------------------------------------------------------------------
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 2), st.sampled_from([1, -1])), max_size=12
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(ROWS, max_size=5))
+def test_changes_added_up_are_what_the_table_says(entries: list[Any]) -> None:
+    """Also of topics that retract what was not there: the table's rules hold for any rows."""
+    rows = [(n, *row) for n, entry in enumerate(entries, 1) for row in entry]
+    schema = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("_weight", pa.int64())])
+    batch = pa.RecordBatch.from_pylist(
+        [{"k": k, "v": v, "_weight": w} for _, k, v, w in rows], schema
+    )
+    table = kept_table(define("t", "k bigint, v bigint", "k", None, 1, "changes"), "t", view=False)
+    made = added_up(table, batch, np.array([row[0] for row in rows], np.int64))
+    want: dict[int, int | None] = {}
+    for entry in entries:
+        for key in {row[0] for row in entry}:
+            left: dict[int, int] = {}
+            last: dict[int, int] = {}
+            for place, (k, v, w) in enumerate(entry):
+                if k == key:
+                    left[v] = left.get(v, 0) + w
+                    last[v] = place
+            there = [v for v in left if left[v] > 0]
+            if there:
+                want[key] = max(there, key=last.__getitem__)
+            elif any(left.values()):
+                want[key] = None
+    got = {row["k"]: row["v"] if row["_weight"] > 0 else None for row in made.to_pylist()}
+    assert got == want
+    bag = kept_table(define("t", "k bigint, v bigint", (), None, 1, "changes"), "t", view=False)
+    sums: dict[tuple[int, int], int] = {}
+    for _, k, v, w in rows:
+        sums[k, v] = sums.get((k, v), 0) + w
+    found = added_up(bag, batch, np.zeros(len(rows), np.int64)).to_pylist()
+    assert {(r["k"], r["v"]): r["_weight"] for r in found} == {k: n for k, n in sums.items() if n}
+
+
+def test_of_an_events_topic_the_last_row_counts(log: EmbeddedLog) -> None:
+    topic = log.create_topic("t", "k bigint, v bigint, _op string", key="k")
+    table = kept_table(topic, "t", view=False)
+    rows = [(1, 1, None), (2, 1, None), (1, 2, None), (2, 2, "d"), (3, 3, "d"), (3, 4, "c")]
+    batch = pa.RecordBatch.from_pylist(
+        [{"k": k, "v": v, "_op": op} for k, v, op in rows], topic.schema.arrow
+    )
+    made = added_up(table, batch, np.array([1, 1, 2, 2, 2, 2])).to_pylist()
+    assert {r["k"]: r["v"] * r["_weight"] for r in made} == {1: 2, 2: -2, 3: 4}
+
+
+def test_only_commits_that_name_all_views_are_cuts() -> None:
+    commits = [(5, 3, ["a", "b"]), (7, 6, ["a"]), (9, 6, ["b", "a", "c"])]
+    assert cuts.cuts_of(commits, frozenset("ab")) == [Cut(3, 5), Cut(6, 9)]
+    assert cuts.cuts_of(commits, frozenset("c")) == [Cut(6, 9)]
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.integers(0, 40), max_size=6), st.integers(0, 2**32))
+def test_a_feed_hands_out_each_row_once_at_its_place(
+    tmp_path_factory: pytest.TempPathFactory, places: list[int], seed: int
+) -> None:
+    """Windows of many entries and large entries in chunks, taken up to any position."""
+    rng = random.Random(seed)
+    folder = tmp_path_factory.mktemp("log")
+    with hr.connect(folder, durability="os", chunk_bytes=2000) as log:
+        for name in ("a", "b"):
+            log.create_topic(name, "n bigint, t string")
+        wanted = {}
+        for n in range(12):
+            with log.transaction() as entry:
+                for name in rng.sample(["a", "b"], rng.randrange(1, 3)):
+                    rows = [{"n": n, "t": "x" * 50}] * rng.choice([1, 2, 300])
+                    entry.append(name, [log.stage(name, rows)] if len(rows) > 100 else rows)
+                    wanted[n, name] = len(rows)
+            assert entry.receipt is not None
+            wanted[n, "at"] = entry.receipt.position
+        log.sync()
+        feed = cuts.Feed(log, ["a", "b"], 0)
+        got: dict[Any, int] = {}
+        for place in [*sorted(places), log.position]:
+            for part in feed.through(min(place, log.position)):
+                for n, count in zip(
+                    *np.unique(part.rows.column("n").to_numpy(), return_counts=True), strict=True
+                ):
+                    assert wanted[int(n), "at"] <= place
+                    got[int(n), part.topic] = got.get((int(n), part.topic), 0) + int(count)
+        feed.close()
+        assert got == {key: n for key, n in wanted.items() if key[1] != "at"}
+
+
+def test_columns_are_known_by_their_ids(log: EmbeddedLog) -> None:
+    topic = log.create_topic("t", "k bigint, a int, b string", key="k")
+    old = kept_table(topic, "t", view=False)
+    log.alter_topic("t", retire=["a"], add="c string", nullable=())
+    log.alter_topic("t", add="a int")
+    new = kept_table(log.topic("t"), "t", view=False)
+    assert [(what, one.name) for what, one in alterations(old, new)] == [
+        ("drop", "a"), ("add", "c"), ("add", "a")]  # fmt: skip
+    log.alter_topic("t", widen={"a": "bigint"})
+    newest = kept_table(log.topic("t"), "t", view=False)
+    assert [(what, one.name) for what, one in alterations(new, newest)] == [("type", "a")]
+    log.alter_topic("t", retype={"b": "int"})
+    with pytest.raises(errors.TargetStopped, match="generation 2"):
+        alterations(newest, kept_table(log.topic("t"), "t", view=False))
+
+
+# --- kills ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_follower_is_right_whatever_happens_to_it(
+    kind: str, seed: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    if kind == "sqlite":
+        wrong, _ = stepped(tmp_path / "log", str(tmp_path / "t.db"), seed)
+    else:
+        database: Database = request.getfixturevalue("database")
+        wrong, _ = stepped(tmp_path / "log", database.dsn(), seed, schema="kept")
+    assert wrong == ""
+
+
+def test_a_follower_killed_at_every_statement(log: EmbeddedLog, database: Database) -> None:
+    """A first load, cuts, a new column: death at each statement in turn, before or after it."""
+    bank = Bank(log)
+    bank.change({n: {"owner": "ab"[n % 2], "balance": n} for n in range(4)})
+    bank.commit()
+    mortal = Mortal(database.dsn(), "kept")
+    kept = kept_in(mortal)
+    deaths = 0
+    for at in range(1, 200):
+        mortal.fuse = Fuse(at, after=bool(at % 3 == 0))
+        follower = Follower(log, kept)
+        try:
+            follower.run("caught up")
+            bank.change({at % 5: {"owner": "c", "balance": at}, 1: {"owner": "a", "balance": -at}})
+            if at % 4 == 0:
+                log.alter_topic(ACCOUNTS, add=f"more{at} string")
+            bank.commit()
+            follower.run("caught up")
+        except Killed:
+            deaths += 1
+        follower.close()
+        died, mortal.fuse = mortal.fuse.dead, Fuse()
+        checked(log, kept)
+        if not died:
+            break
+    with Follower(log, kept) as last:
+        last.run("caught up")
+    checked(log, kept)
+    assert deaths > 30
+
+
+CHILD = """
+import sys, headrace as hr
+from headrace.derived.follower import Follower
+from headrace.testing.follower_case import kept_in
+log = hr.connect(sys.argv[1])
+kept = kept_in(hr.Table(sys.argv[2], schema="kept"))
+Follower(log, kept, report=lambda state: print(state.doing, flush=True)).run()
+"""
+
+
+@pytest.mark.timeout(180)
+def test_killed_for_real_while_readers_look(log: EmbeddedLog, database: Database) -> None:
+    """kill -9 of a follower's process; a reader finds in every transaction tables that agree."""
+    bank = Bank(log)
+    bank.change({n: {"owner": "abcd"[n % 4], "balance": 100} for n in range(8)})
+    bank.commit()
+    kept = kept_in(hr.Table(database.dsn(), schema="kept"))
+    with Follower(log, kept) as first:
+        first.run("caught up")
+    stop, looks, wrong = threading.Event(), [0], []
+
+    def look() -> None:
+        with database.connect(autocommit=False) as reader:
+            reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            while not stop.is_set():
+                found = reader.execute(
+                    "select (select sum(balance) from kept.accounts), "
+                    "(select sum(total) from kept.total), (select sum(balance) from kept.bag)"
+                ).fetchone()
+                reader.commit()
+                looks[0] += 1
+                if found != (800, 800, 800):
+                    wrong.append(found)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    rng = random.Random(1)
+    for _ in range(3):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, log.path, database.dsn()],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stdout is not None
+        while child.stdout.readline() != "following\n":
+            pass
+        until = time.monotonic() + rng.uniform(0.1, 0.6)
+        while time.monotonic() < until:
+            bank.move(rng)
+            bank.commit()
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+    with Follower(log, kept) as last:
+        cut = last.run("caught up")
+    stop.set()
+    reader.join()
+    assert not wrong
+    assert looks[0] > 10
+    assert cut is not None
+    assert cut.through == bank.through
+    checked(log, kept)
+
+
+def test_two_at_once_the_later_one_goes_on(log: EmbeddedLog, database: Database) -> None:
+    bank = Bank(log)
+    bank.change({1: {"owner": "a", "balance": 1}})
+    bank.commit()
+    kept = kept_in(hr.Table(database.dsn()))
+    with Follower(log, kept) as older, Follower(log, kept) as newer:
+        older.run("caught up")
+        newer.run("caught up")
+        bank.change({2: {"owner": "b", "balance": 2}})
+        bank.commit()
+        with pytest.raises(errors.Fenced):
+            older.run("caught up")
+        newer.run("caught up")
+    checked(log, kept)
+
+
+# --- what passes and what does not ----------------------------------------------------------------
+
+
+def test_a_target_that_is_away_is_waited_for(log: EmbeddedLog, database: Database) -> None:
+    """Connections cut from outside, again and again, in a running follower."""
+    bank = Bank(log)
+    bank.change({1: {"owner": "a", "balance": 1}})
+    bank.commit()
+    kept = kept_in(hr.Table(database.dsn()))
+    said = []
+    with Follower(log, kept, report=lambda state: said.append(state.doing)) as follower:
+        thread = threading.Thread(target=follower.run)
+        thread.start()
+        for n in range(5):
+            with database.connect() as other:
+                other.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity "
+                    "where application_name = 'headrace follower'"
+                )
+            if n == 3:
+                database.server.restart("immediate")
+            position = bank.change({n: {"owner": "a", "balance": 10 + n}})
+            bank.commit()
+            target = kept.target.open("p/main")
+            assert wait(target, position, 30).through >= position
+            target.close()
+        follower.stop()
+        thread.join()
+    assert "waiting for the target" in said
+    checked(log, kept)
+    away = kept_in(hr.Table("postgresql://127.0.0.1:1/x"))
+    with Follower(log, away, patience=0.2) as lost, pytest.raises(errors.TargetAway):
+        lost.run("caught up")
+
+
+def test_a_table_that_is_there_is_not_taken_over(log: EmbeddedLog, database: Database) -> None:
+    bank = Bank(log)
+    bank.commit()
+    with database.connect() as other:
+        other.execute("create table accounts (x int)")
+    kept = kept_in(hr.Table(database.dsn()))
+    with Follower(log, kept) as follower, pytest.raises(errors.TableNotOurs, match="accounts"):
+        follower.run("caught up")
+
+
+def test_a_target_of_another_log_is_refused(
+    log: EmbeddedLog, tmp_path: Path, database: Database
+) -> None:
+    kept = kept_in(hr.Table(database.dsn()), views=False)
+    Bank(log)
+    with Follower(log, kept) as follower:
+        follower.run("caught up")
+    with hr.connect(tmp_path / "other") as other:
+        Bank(other)
+        with Follower(other, kept) as follower, pytest.raises(errors.OtherLog):
+            follower.run("caught up")
+
+
+def test_a_schema_change_travels_or_stops_with_the_statement(
+    log: EmbeddedLog, database: Database
+) -> None:
+    log.create_topic("t", "k bigint, a int, b string", key="k", kind="changes")
+    log.append("t", [{"k": 1, "a": 1, "b": "x"}])
+    kept = Kept("p", "main", {"t": "t"}, frozenset(), hr.Table(database.dsn()))
+    with Follower(log, kept) as follower, database.connect() as user:
+        follower.run("caught up")
+        log.alter_topic("t", add="c timestamp", widen={"a": "bigint"}, retire=["b"])
+        log.append("t", [{"k": 2, "a": 2**40}])
+        follower.run("caught up")
+        found = user.execute("select * from t order by k").fetchall()
+        assert found == [(1, 1, None), (2, 2**40, None)]
+        user.execute("create view v as select k, c from t")
+        log.alter_topic("t", retire=["c"])
+        with pytest.raises(errors.TargetStopped, match="other objects depend") as stopped:
+            follower.run("caught up")
+        assert stopped.value.fix == 'alter table "public"."t" drop column if exists "c" cascade'
+        user.execute(stopped.value.fix.encode())
+    with Follower(log, kept) as follower, database.connect() as user:
+        follower.run("caught up")
+        assert user.execute("select * from t order by k").fetchall() == [(1, 1), (2, 2**40)]
+        log.alter_topic("t", retype={"a": "string"})
+        log.append("t", [{"k": 3, "a": "x"}])
+        with pytest.raises(errors.TargetStopped) as stopped:
+            follower.run("caught up")
+        user.execute(stopped.value.fix.encode())
+    with Follower(log, kept) as follower, database.connect() as user:
+        follower.run("caught up")
+        assert user.execute("select * from t order by k").fetchall() == [(3, "x")]
+    checked(log, kept)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_multiset_with_another_column_is_loaded_anew(
+    kind: str, log: EmbeddedLog, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """What its rows are known by is made of all columns."""
+    place: Any = hr.SQLite(str(tmp_path / "t.db"))
+    if kind == "postgres":
+        place = hr.Table(request.getfixturevalue("database").dsn())
+    log.create_topic("t", "a int, b string", kind="changes")
+    log.append("t", [{"a": 1, "b": "x"}, {"a": 1, "b": "x"}, {"a": 2}])
+    kept = Kept("p", "main", {"t": "t"}, frozenset(), place)
+    with Follower(log, kept) as follower:
+        follower.run("caught up")
+        log.alter_topic("t", add="c int", retire=["b"])
+        follower.run("caught up")
+        checked(log, kept)
+        gone = {"a": 1, "c": None, "_weight": -1}
+        log.append("t", [gone, {"a": 1, "c": 5}])
+        follower.run("caught up")
+    checked(log, kept)
+    assert len(mark_of(kept).tables[0].columns) == 2
+
+
+# --- rows set aside -------------------------------------------------------------------------------
+
+
+def test_a_refused_row_is_set_aside_and_comes_back(log: EmbeddedLog, database: Database) -> None:
+    """NUL in a text, a constraint, a trigger; the rest goes on; retry applies what is there now."""
+    topic = "t"
+    log.create_topic(topic, "k bigint, v string, n int", key="k", kind="changes")
+    log.append(topic, [{"k": k, "v": f"v{k}"} for k in range(200)] + [{"k": 500, "v": "\0"}])
+    kept = Kept("p", "main", {"t": topic}, frozenset(), hr.Table(database.dsn()))
+
+    def there() -> set[int]:
+        return {one[0] for one in user.execute("select k from t").fetchall()}
+
+    def keys() -> dict[str, str]:
+        return {one["key"]: one["code"] for one in aside.rows(log, "p/main")}
+
+    with Follower(log, kept) as follower, database.connect() as user:
+        follower.run("caught up")
+        assert keys() == {'{"k": 500}': "22021"}
+        assert there() == set(range(200))
+        user.execute("alter table t add check (n <> 7), add unique (v)")
+        user.execute(
+            "create function f() returns trigger language plpgsql as "
+            "$$ begin if new.n = 8 then raise exception 'no eight'; end if; return new; end $$"
+        )
+        user.execute(
+            "create trigger t before insert or update on t for each row execute function f()"
+        )
+        changes = [{"k": 1, "v": "v1", "_weight": -1}, {"k": 1, "v": "v1", "n": 7}]
+        changes += [{"k": 2, "v": "v2", "_weight": -1}, {"k": 2, "v": "v2", "n": 8}]
+        # Two rows exchange a value that is unique: nobody is refused for that.
+        changes += [{"k": 3, "v": "v3", "_weight": -1}, {"k": 3, "v": "v4", "n": 3}]
+        changes += [{"k": 4, "v": "v4", "_weight": -1}, {"k": 4, "v": "v3", "n": 4}]
+        log.append(topic, changes)
+        follower.run("caught up")
+        assert keys() == {'{"k": 500}': "22021", '{"k": 1}': "23514", '{"k": 2}': "P0001"}
+        assert there() == set(range(200)) - {1, 2}
+        assert user.execute("select v from t where k in (3, 4) order by k").fetchall() == [
+            ("v4",), ("v3",)]  # fmt: skip
+        log.append(topic, [{"k": 1, "v": "v1", "n": 7, "_weight": -1}, {"k": 1, "v": "v1", "n": 9}])
+        follower.run("caught up")
+        assert '{"k": 1}' not in keys()
+        assert 1 in there()
+        aside.replace(log, "p/main", aside.one_of(log, "p/main", "t", '{"k": 2}'), asked=True)
+        follower.run("caught up")
+        assert keys() == {'{"k": 500}': "22021", '{"k": 2}': "P0001"}  # refused again
+        user.execute("drop trigger t on t")
+        aside.replace(log, "p/main", aside.rows(log, "p/main"), asked=True)
+        follower.run("caught up")
+        assert keys() == {'{"k": 500}': "22021"}
+        assert 2 in there()
+        log.append(topic, [{"k": 500, "v": "\0", "_weight": -1}])
+        follower.run("caught up")
+        assert keys() == {}
+    checked(log, kept)
+
+
+def test_rows_that_need_each_other_are_taken_together(log: EmbeddedLog, database: Database) -> None:
+    """A foreign key of the user's between two kept tables; one row really has no parent."""
+    for name in ("child", "parent"):
+        log.create_topic(name, "k bigint, p bigint", key="k", kind="changes")
+    kept = Kept("p", "main", {"child": "child", "parent": "parent"}, frozenset(),
+                hr.Table(database.dsn()))  # fmt: skip
+    with Follower(log, kept) as follower, database.connect() as user:
+        follower.run("caught up")
+        user.execute("alter table child add foreign key (p) references parent")
+        with log.transaction() as entry:
+            entry.append("child", [{"k": 1, "p": 1}, {"k": 2, "p": 99}, {"k": 3, "p": 3}])
+            entry.append("parent", [{"k": 1}, {"k": 3}])
+        follower.run("caught up")
+        assert user.execute("select k from child order by k").fetchall() == [(1,), (3,)]
+        assert [one["key"] for one in aside.rows(log, "p/main")] == ['{"k": 2}']
+        log.append("parent", [{"k": 99}])
+        aside.replace(log, "p/main", aside.rows(log, "p/main"), asked=True)
+        follower.run("caught up")
+        assert user.execute("select count(*) from child").fetchone() == (3,)
+
+
+# --- large, and read your own writes --------------------------------------------------------------
+
+
+def test_a_large_backlog_comes_in_several_cuts_and_a_large_entry_in_chunks(
+    log: EmbeddedLog, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuts, "CUT_ROWS", 50)
+    monkeypatch.setattr(cuts, "LARGE_ROWS", 200)
+    monkeypatch.setattr(cuts, "CHUNK_ROWS", 60)
+    bank = Bank(log)
+    kept = kept_in(hr.Table(database.dsn()))
+    seen = []
+    bank.commit()
+    with Follower(log, kept, report=lambda state: seen.append(state.cut)) as follower:
+        follower.run("caught up")
+        for n in range(40):
+            bank.change({n * 3 + i: {"owner": "ab"[i % 2], "balance": n} for i in range(5)})
+            bank.commit()
+        bank.change({i: {"owner": "c", "balance": i} for i in range(700)})
+        bank.commit()
+        bank.change({i: {"owner": "d", "balance": i} for i in range(300)})
+        bank.commit()
+        follower.run("caught up")
+    assert 5 < len(set(seen)) < 30
+    checked(log, kept)
+    free = Kept("q", "main", {"accounts": ACCOUNTS}, frozenset(), hr.Table(database.dsn(), "q"))
+    with Follower(log, free) as follower:
+        follower.run("caught up")
+        for n in range(40):
+            bank.change({n * 3 + i: {"owner": "x", "balance": n} for i in range(5)})
+        bank.change({i: {"owner": "y", "balance": i} for i in range(700)})
+        follower.run("caught up")
+    checked(log, free)
+
+
+def test_a_token_waits_until_it_is_there(log: EmbeddedLog, tmp_path: Path) -> None:
+    bank = Bank(log)
+    kept = kept_in(hr.SQLite(str(tmp_path / "t.db")))
+    with Follower(log, kept) as follower:
+        thread = threading.Thread(target=follower.run)
+        thread.start()
+        target = kept.target.open("p/main")
+        for n in range(5):
+            token = bank.change({n: {"owner": "a", "balance": n}})
+            bank.commit()
+            assert wait(target, token, 30).through >= token
+            _, batches = target.read(kept_table(log.topic(ACCOUNTS), "accounts", view=False))
+            assert sum(batch.num_rows for batch in batches) == n + 1
+        token = bank.change({9: {"owner": "a", "balance": 1}})
+        with pytest.raises(errors.NotYetThere) as late:
+            wait(target, token, 0.05)
+        assert late.value.details["token"] == token
+        follower.stop()
+        thread.join()
+        target.close()
+    assert mark_of(kept).cut == follower.state.cut
+    assert followers(log)["p/main"]["topics"]["bag"] == "p.bag"
+
+
+def test_a_follower_without_views_is_through_what_is_not_its_own(
+    log: EmbeddedLog, tmp_path: Path
+) -> None:
+    Bank(log)
+    kept = kept_in(hr.SQLite(str(tmp_path / "t.db")), views=False)
+    log.create_topic("other", "n bigint")
+    with Follower(log, kept) as follower:
+        follower.run("caught up")
+        token = log.append("other", [{"n": 1}]).position
+        cut = follower.run(token)
+        assert cut is not None
+        assert cut.through >= token
+    assert mark_of(kept).cut == cut
+
+
+def test_nothing_is_shown_before_the_views_are_there(log: EmbeddedLog, tmp_path: Path) -> None:
+    kept = kept_in(hr.SQLite(str(tmp_path / "t.db")))
+    with Follower(log, kept) as follower:
+        assert follower.run("caught up") is None
+        assert follower.state.doing == "waiting for the views"
+        bank = Bank(log)
+        bank.change({1: {"owner": "a", "balance": 1}})
+        bank.commit(None, ("total",))
+        assert follower.run("caught up") is None
+        bank.commit()
+        assert follower.run("caught up") is not None
+    assert list(expected(log, follower._tables[0], mark_of(kept).cut))  # type: ignore[arg-type]
+    checked(log, kept)
