@@ -26,10 +26,10 @@ def printed(program: Path) -> str:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("program", EXAMPLES, ids=lambda path: path.stem)
-def test_the_readme_shows_each_example_and_its_output(program: Path) -> None:
-    """The programs in the README are those of examples/, with what they really print."""
-    readme = (ROOT / "README.md").read_text()
-    shown = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", readme, re.DOTALL)
+def test_a_page_shows_each_example_and_its_output(program: Path) -> None:
+    """The programs in first-steps.md are those of examples/, with what they really print."""
+    page = (ROOT / "docs" / "first-steps.md").read_text()
+    shown = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL)
     outputs = [output for text, output in shown if program.read_text().endswith(f"\n{text}")]
     assert outputs == [printed(program)]
 
