@@ -26,6 +26,8 @@ import pytest
 import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.sources.postgres import settings as asked
+from headrace.sources.postgres.capture import Capture
 from tests.capture.conftest import Database
 from tests.capture.kit import TABLE, Writer, capture, differences
 
@@ -268,6 +270,204 @@ def test_a_type_that_is_carried_as_the_same_text_is_another_column(
     run("update spans set span = 'none' where id = 2")
     shop.run("caught up")
     assert of("span") == (None, ["01:30:00", "none"])
+
+
+SILENT = {
+    "renamed twice": ["alter table t rename a to b", "insert into t values (3, 3)",
+                      "alter table t rename b to c", "insert into t values (4, 4)"],
+    "added and renamed": ["alter table t add b int", "insert into t values (3, 3, 3)",
+                          "alter table t rename b to c", "insert into t values (4, 4, 4)"],
+    "a type that is gone": ["create type mood as enum('x')", "alter table t add b mood",
+                            "insert into t values (3, 3, 'x')", "alter table t drop b",
+                            "drop type mood", "insert into t values (4, 4)"],
+    "the same, and a column": ["create type mood as enum('x')", "alter table t add b mood",
+                               "insert into t values (3, 3, 'x')", "alter table t drop b",
+                               "drop type mood", "alter table t add z int",
+                               "insert into t values (4, 4, 4)"],
+    "widened in a transaction": ["begin", "insert into t values (3, 3)",
+                                 "alter table t alter a type bigint",
+                                 "insert into t values (4, 4)", "commit"],
+    "widened to something else": ["alter table t alter a type bigint using a * 100"],
+    "the type as before": ["alter table t alter a type int using a * 100"],
+    "identity": ["alter table t add n int generated always as identity"],
+    "default of a domain": ["create domain d as int default 5 check (value > 0)",
+                            "alter table t add n d"],
+    "a default that is gone": ["alter table t add n float default random()",
+                               "alter table t alter n drop default"],
+}  # fmt: skip
+"""What changes rows of `t(id, a)` without a word in the stream, while nobody is there."""
+
+
+@pytest.mark.parametrize("statements", SILENT.values(), ids=SILENT)
+def test_rows_that_are_written_anew_in_silence(
+    database: Database, connect: Connect, log: EmbeddedLog, statements: list[str]
+) -> None:
+    connection = connect()
+    connection.execute("create table t(id int primary key, a int)")
+    connection.execute("insert into t values (1, 1), (2, 2)")
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    for statement in statements:
+        connection.execute(statement)
+    shop.run("caught up")
+    assert same(log, connection, "t")
+
+
+def same(log: EmbeddedLog, connection: Any, table: str) -> bool:
+    """Whether log and database have the same rows, in the columns that the database has."""
+    asked = connection.execute(f"select * from {table} order by 1")
+    names = [one.name for one in asked.description]
+    rows = log.table(f"shop.public.{table}").scan().read_all().to_pylist()
+    found: list[Any] = asked.fetchall()
+    return [tuple(row[name] for name in names) for row in rows] == found
+
+
+@contextlib.contextmanager
+def running(shop: Capture, connection: Any) -> Iterator[threading.Thread]:
+    """The capture, in a thread of its own, while it streams."""
+    thread = threading.Thread(target=shop.run, daemon=True)
+    thread.start()
+    query = "select active from pg_replication_slots where database = current_database()"
+    wait(lambda: connection.execute(query).fetchone() == (True,))
+    try:
+        yield thread
+    finally:
+        shop.stop()
+        thread.join(20)
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("way", ["made again", "swapped"])
+def test_another_table_of_the_same_name(
+    database: Database, connect: Connect, log: EmbeddedLog, way: str
+) -> None:
+    """It is published and read; the rows of the one before it go."""
+    connection = connect()
+    run = connection.execute
+    run("create table t(id int primary key, a int)")
+    run("create table u(id int primary key, a int)")
+    run("insert into t values (1, 1), (2, 2)")
+    run("insert into u values (1, 10)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=0.2)
+    shop.run("caught up")
+    with running(shop, connection):
+        if way == "swapped":
+            run("begin; alter table t rename to old; alter table u rename to t; commit")
+        else:
+            run("drop table t; create table t(id int primary key, a int)")
+        run("insert into t values (3, 30)")
+        wait(lambda: same(log, connection, "t"))
+        run("update t set a = 31 where id = 3")
+    shop.run("caught up")
+    assert same(log, connection, "t")
+
+
+def test_a_table_that_left_the_publication_is_read_anew_when_asked(
+    database: Database, connect: Connect, log: EmbeddedLog
+) -> None:
+    """What the error says, helps; nobody is there when the table is made again."""
+    connection = connect()
+    connection.execute("create table t(id int primary key, a int)")
+    connection.execute("insert into t values (1, 1), (2, 2)")
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    connection.execute("drop table t; create table t(id int primary key, a int)")
+    connection.execute("insert into t values (2, 20), (3, 30)")
+    with pytest.raises(errors.TableLeftPublication):
+        shop.run("caught up")
+    ask = asked.Settings(database.dsn(), snapshots={"public.t": 1})
+    asked.change(log, "shop", lambda _: ask)
+    shop.run("caught up")
+    assert same(log, connection, "t")
+
+
+def test_an_entry_that_failed_is_not_taken_for_written(
+    database: Database, connect: Connect, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = make(connect, "a")
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    Writer(connection, ["a"], "x").change()
+    append = log.append_entry
+
+    def full(parts: Any, *more: Any, **options: Any) -> Any:
+        if parts:
+            raise OSError("disk full")
+        return append(parts, *more, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+        patch.setattr(log, "append_entry", full)
+        connection.execute("insert into a select 900, 'x', 't', 1, null, now()")
+        shop.run("caught up")
+    shop.run("caught up")
+    assert differences(log, connection, "shop", ["a"]) == []
+
+
+def test_a_capture_stops_when_the_database_is_away(log: EmbeddedLog) -> None:
+    away = threading.Event()
+    shop = capture(log, "postgresql://localhost:1/x", lost=lambda _: away.set())
+    thread = threading.Thread(target=shop.run, daemon=True)
+    thread.start()
+    assert away.wait(30)
+    shop.stop()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_tables_whose_key_cannot_be_used(
+    database: Database, connect: Connect, log: EmbeddedLog
+) -> None:
+    """They are not published, or their owner's updates would fail; and say why."""
+    run = connect().execute
+    run("create table late(id int primary key deferrable, a int)")
+    run("create table mute(id int primary key, a int)")
+    run("alter table mute replica identity nothing")
+    run("create table moved(id int primary key, e int not null unique)")
+    for table in ("late", "mute", "moved"):
+        run(f"insert into {table} values (1, 1)")
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    for table in ("late", "mute"):
+        run(f"update {table} set a = 2")
+    run("alter table moved replica identity using index moved_e_key")
+    run("update moved set e = 2")
+    shop.run("caught up")
+    assert shop.state is not None
+    found = shop.state.tables
+    assert {found[f"public.{one}"].status for one in ("late", "mute", "moved")} == {"stopped"}
+    assert "key is now (e)" in found["public.moved"].reason
+    run("alter table moved replica identity nothing")
+    with pytest.raises(errors.NoReplicaIdentity):
+        shop.run("caught up")
+
+
+def test_somebody_locks_a_table(database: Database, connect: Connect, log: EmbeddedLog) -> None:
+    """The others go on, and the capture can be stopped."""
+    connection = make(connect, "a", "b")
+    shop = capture(log, database.dsn(), heartbeat_seconds=0.2)
+    shop.run("caught up")
+    locks = connect()
+
+    def reading() -> bool:
+        return any(one.name.startswith("headrace-snapshot") for one in threading.enumerate())
+
+    with running(shop, connection) as thread:
+        locks.execute("begin; lock table b in access exclusive mode")
+        for number in range(2):
+            time.sleep(0.5)
+            connection.execute(f"insert into a select {number}, 'x', 't', 1, null, now()")
+        wait(lambda: differences(log, connection, "shop", ["a"]) == [])
+        ask = asked.Settings(database.dsn(), snapshots={"public.b": 1})
+        asked.change(log, "shop", lambda _: ask)
+        wait(reading)  # it waits for the lock
+    assert not thread.is_alive()
+    wait(lambda: not reading())
 
 
 def test_a_table_that_cannot_be_carried_stops_and_the_others_go_on(

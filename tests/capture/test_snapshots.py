@@ -226,6 +226,54 @@ def test_a_commit_that_waits_for_a_standby(tmp_path: Path, keyed: bool) -> None:
         ) == [(2, -1), (2, 1)]
 
 
+@pytest.mark.timeout(120)
+def test_a_delete_that_waits_for_a_standby_while_a_capture_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream has said it, no row in the log says so: it must be seen before one goes on."""
+    read, go_on = snapshots.Snapshots._read, threading.Event()
+
+    def one_chunk(self: Any, name: Any, captured: Any, control: Any) -> None:
+        if go_on.is_set() or not (captured.state.rows or captured.chunks):
+            read(self, name, captured, control)
+
+    monkeypatch.setattr(snapshots.Snapshots, "_read", one_chunk)
+    with (
+        Server(synchronous_standby_names="nobody") as server,
+        hr.connect(tmp_path / "log") as log,
+        server.connect(options="-c synchronous_commit=local") as control,
+        server.connect() as other,
+    ):
+        control.execute("create table bag(n int primary key, body text)")
+        control.execute("insert into bag values (1, 'one'), (2, 'two'), (3, 'three')")
+        shop = Capture(log, "shop", server.dsn(), heartbeat_seconds=0.1, chunk_rows=1)
+        threads = [threading.Thread(target=shop.run)]
+        threads[0].start()
+        try:
+            _wait(lambda: shop.state and shop.state.tables.get("public.bag"))
+            assert shop.state is not None
+            bag = shop.state.tables["public.bag"]
+            _wait(lambda: bag.rows == 1)
+            delete = "delete from bag where n = 3"
+            threads.append(threading.Thread(target=other.execute, args=(delete,)))
+            threads[1].start()
+            _wait(lambda: bag.dirty)  # it was heard
+            shop.stop()
+            threads[0].join()
+            go_on.set()
+            again = Capture(log, "shop", server.dsn(), heartbeat_seconds=0.1, chunk_rows=1)
+            threads.append(threading.Thread(target=again.run, args=("caught up",)))
+            threads[2].start()
+            threads[2].join(1.0)  # long enough to go wrong
+        finally:
+            shop.stop()
+            control.execute("alter system set synchronous_standby_names = ''")
+            control.execute("select pg_reload_conf()")
+            for thread in threads:
+                thread.join()
+        assert counted(log) == {(1, "one"): 1, (2, "two"): 1}
+
+
 def _wait(what: Callable[[], object]) -> None:
     until = time.monotonic() + 60
     while not what():

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -576,3 +577,171 @@ def test_nothing_is_shown_before_the_views_are_there(log: EmbeddedLog, tmp_path:
         assert follower.run("caught up") is not None
     assert list(expected(log, follower._tables[0], mark_of(kept).cut))  # type: ignore[arg-type]
     checked(log, kept)
+
+
+def test_a_table_that_is_kept_again_has_missed_nothing(log: EmbeddedLog, tmp_path: Path) -> None:
+    """Taken out of `keep` a table stands still, and is not taken for one that was followed."""
+    bank = Bank(log)
+    target = hr.SQLite(str(tmp_path / "t.db"))
+    both = kept_in(target)
+    without = Kept(
+        "p", "main", {"accounts": ACCOUNTS, "bag": "p.bag"}, frozenset({"p.bag"}), target
+    )
+    for kept in (both, without):
+        bank.change({1: {"owner": "a", "balance": len(kept.topics)}})
+        bank.commit()
+        with Follower(log, kept) as follower:
+            follower.run("caught up")
+        checked(log, kept)
+    with Follower(log, both) as follower, pytest.raises(errors.TableNotOurs):
+        follower.run("caught up")
+
+
+def test_a_load_does_not_go_back(log: EmbeddedLog, tmp_path: Path) -> None:
+    """A view that was kept long ago and is built anew: its last cut is older than what is shown."""
+    bank = Bank(log)
+    target = hr.SQLite(str(tmp_path / "t.db"))
+    bank.change({1: {"owner": "a", "balance": 1}})
+    bank.commit()
+    token = bank.change({1: {"owner": "a", "balance": 2}})
+    bank.commit(None, ("total",))
+    topics = {"accounts": ACCOUNTS, "total": "p.total"}
+    with Follower(log, Kept("p", "main", topics, frozenset({"p.total"}), target)) as follower:
+        follower.run("caught up")
+    kept = kept_in(target)
+    with Follower(log, kept) as follower:
+        follower.run("caught up")
+        assert mark_of(kept).cut >= Cut(token, token)  # type: ignore[operator]
+        bank.commit()
+        follower.run("caught up")
+    checked(log, kept)
+
+
+def test_a_cut_does_not_reach_beyond_what_was_asked_for(
+    log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries that came since the cut was found are in the same window, and wait."""
+    monkeypatch.setattr(cuts, "CUT_ROWS", 2)
+    for name in ("a", "b"):
+        log.create_topic(name, "n bigint", kind="changes")
+    with log.transaction() as entry:
+        for name in ("a", "b"):
+            entry.append(name, [{"n": 1, "_weight": 1}])
+    found = log.position
+    log.append("a", [{"n": 2, "_weight": 1}])
+    kept = Kept("p", "main", {"a": "a", "b": "b"}, frozenset(), hr.SQLite(""))
+    tables = [kept_table(log.topic(name), name, view=False) for name in "ab"]
+    between = cuts.Between(log, kept, tables, Cut(0, 0))
+    step = between.step(deque([Cut(found, found)]))
+    between.close()
+    assert (step.cut, step.rows) == (Cut(found, found), 2)
+
+
+def test_a_null_in_a_key_is_taken_also_where_another_row_is_refused(
+    log: EmbeddedLog, database: Database
+) -> None:
+    log.create_topic("t", "k bigint, v bigint", key="k", kind="changes")
+    kept = Kept("q", "main", {"t": "t"}, frozenset(), hr.Table(database.dsn(), "q"))
+    log.append("t", [{"k": 1, "v": 1, "_weight": 1}])
+    with Follower(log, kept) as follower:
+        follower.run("caught up")
+        with database.connect() as connection:
+            connection.execute("alter table q.t add check (v < 10)")
+        log.append("t", [{"k": k, "v": v, "_weight": 1} for k, v in [(None, 1), (2, 10)]])
+        follower.run("caught up")
+    assert [one["key"] for one in aside.rows(log, "q/main")] == ['{"k": 2}']
+
+
+def test_the_statement_names_the_table_of_the_target_and_no_other(
+    log: EmbeddedLog, database: Database
+) -> None:
+    """The source may be a table of the same name, in the same database."""
+    log.create_topic("t", "k bigint, a string", key="k", kind="changes")
+    kept = Kept("p", "main", {"t": "t"}, frozenset(), hr.Table(database.dsn(), "q"))
+    with Follower(log, kept) as follower, database.connect() as user:
+        user.execute("create table t (k bigint)")
+        follower.run("caught up")
+        log.alter_topic("t", retype={"a": "int"})
+        with pytest.raises(errors.TargetStopped) as stopped:
+            follower.run("caught up")
+        user.execute(stopped.value.fix.encode())
+        assert user.execute("select to_regclass('public.t'), to_regclass('q.t')").fetchone() == (
+            "t",
+            None,
+        )
+
+
+def test_a_retry_comes_to_its_turn_while_the_log_goes_on(
+    log: EmbeddedLog, database: Database
+) -> None:
+    log.create_topic("t", "k bigint, v bigint", key="k", kind="changes")
+    kept = Kept("q", "main", {"t": "t"}, frozenset(), hr.Table(database.dsn(), "q"))
+    numbers = iter(range(2, 40))
+
+    def go_on(state: Any) -> None:
+        number = next(numbers, None)
+        if number is None:
+            follower.stop()
+        elif state.cut is not None:
+            log.append("t", [{"k": number, "v": 0, "_weight": 1}])
+
+    with Follower(log, kept) as first, database.connect() as user:
+        first.run("caught up")
+        user.execute("alter table q.t add constraint small check (v < 10)")
+        log.append("t", [{"k": 1, "v": 10, "_weight": 1}])
+        first.run("caught up")
+        user.execute("alter table q.t drop constraint small")
+    aside.replace(log, "q/main", aside.rows(log, "q/main"), asked=True)
+    log.append("t", [{"k": 2, "v": 0, "_weight": 1}])
+    with Follower(log, kept, report=go_on) as follower:
+        follower.run()
+    assert aside.rows(log, "q/main") == []
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_table_that_somebody_drops_is_loaded_again(
+    kind: str, log: EmbeddedLog, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    place: Any = hr.SQLite(str(tmp_path / "t.db"))
+    if kind == "postgres":
+        place = hr.Table(request.getfixturevalue("database").dsn(), "q")
+    bank, kept = Bank(log), kept_in(place)
+    bank.change({1: {"owner": "a", "balance": 1}})
+    bank.commit()
+    with Follower(log, kept) as follower:
+        follower.run("caught up")
+        assert follower._target is not None
+        follower._target._run(  # type: ignore[attr-defined]
+            "drop table total" if kind == "sqlite" else "drop table {schema}.total"
+        )
+        bank.change({1: {"owner": "a", "balance": 2}})
+        bank.commit()
+        follower.run("caught up")
+    checked(log, kept)
+
+
+def test_copies_of_a_row_that_were_refused_come_back_and_no_more(
+    log: EmbeddedLog, database: Database
+) -> None:
+    """Of a multiset some copies are there, some set aside: a retry makes them as many as there are.
+
+    When the log says something of such a row, what is set aside is looked at anew.
+    """
+    log.create_topic("t", "v bigint", kind="changes")
+    kept = Kept("q", "main", {"t": "t"}, frozenset(), hr.Table(database.dsn(), "q"))
+    with Follower(log, kept) as follower, database.connect() as user:
+        log.append("t", [{"v": 1, "_weight": 1}])
+        follower.run("caught up")
+        for way in ("asked", "touched"):
+            user.execute("alter table q.t add constraint no check (v < 0) not valid")
+            log.append("t", [{"v": 1, "_weight": 1}] * 3)
+            follower.run("caught up")
+            assert len(aside.rows(log, "q/main")) == 1
+            user.execute("alter table q.t drop constraint no")
+            if way == "asked":
+                aside.replace(log, "q/main", aside.rows(log, "q/main"), asked=True)
+            else:
+                log.append("t", [{"v": 1, "_weight": -1}])
+            follower.run("caught up")
+            assert aside.rows(log, "q/main") == []
+            checked(log, kept)

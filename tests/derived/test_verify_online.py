@@ -22,6 +22,7 @@ from headrace.derived.follower import Follower
 from headrace.derived.targets import SQLite, Table
 from headrace.interfaces import Kept
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.pipelines.views.reading import Status, writer_name
 from headrace.runtime import tokens
 from headrace.runtime.verify import Known, last, verify, verify_kept
 from tests.capture.conftest import Database
@@ -184,3 +185,22 @@ def test_a_row_that_was_set_aside_is_not_a_difference(database: Database, log: E
         assert [(one.kind, one.key) for one in result.differences] == [("missing", {"part": "c"})]
         (result,) = verify_kept(log, kept, repair=True)
         assert (result.differing, result.aside, result.repaired) == (0, 1, 1)
+
+
+def test_a_view_that_is_built_has_no_token_before_it_is_right(log: EmbeddedLog) -> None:
+    """Built for the first time or anew, with or without others that go on meanwhile."""
+    log.create_topic("p._commits", "through bigint, views array<string>")
+    log.create_topic("p.total", "n bigint", key="n", kind="changes")
+    token = log.append("stock", [{"part": "a", "n": 1, "_weight": 1}]).position
+    states = [None, {"other": "1"}, {"other": "1", "total": ""}, {"other": "1", "total": "2"}]
+    for views in states:
+        if views is not None:
+            status = Status(log.position, 1, 1, (), views, {"stock": 1})
+            with log.writer(writer_name("p")).transaction(state=status.to_json()):
+                pass
+        if views == states[-1]:
+            assert hr.rows(log, "p.total", after=token, timeout=0.02).num_rows == 0
+            assert tokens.wait_topic(log, "stock", token, 0.02) >= token
+            continue
+        with pytest.raises(errors.NotYetThere):
+            hr.rows(log, "p.total", after=token, timeout=0.02)

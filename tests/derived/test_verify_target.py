@@ -23,6 +23,7 @@ import pytest
 
 import headrace as hr
 from headrace import errors
+from headrace.derived.postgres import PostgresTarget
 from headrace.derived.rows import kept_tables, loading
 from headrace.derived.targets import SQLite, Table
 from headrace.interfaces import Changes, Cut, Kept
@@ -331,3 +332,52 @@ def test_what_cannot_be_verified_says_why(database: Database, log: EmbeddedLog) 
     empty = Kept("shop", "other", {"orders": "orders"}, frozenset(), kept.target)
     with pytest.raises(errors.CannotVerify, match="nothing yet"):
         verify_kept(log, empty)
+
+
+def test_types_whose_text_is_not_what_a_cast_gives(database: Database, log: EmbeddedLog) -> None:
+    """An inet cast to text has its mask, and as the server writes it it has none."""
+    names = ("inet", "uuid", "jsonb", "interval", "macaddr", "cidr", "numeric")
+    schema = pa.schema(
+        [pa.field("key", pa.string(), metadata={"comment": "postgresql inet"})]
+        + [pa.field(n, pa.string(), metadata={"comment": f"postgresql {n}"}) for n in names]
+    )
+    log.create_topic("types", schema, key="key", kind="changes")
+    values = {
+        "inet": "192.168.0.1", "uuid": "0" * 8 + "-0000-0000-0000-" + "0" * 12,
+        "jsonb": '{"a": 1}', "interval": "P1DT2H", "macaddr": "08:00:2b:01:02:03",
+        "cidr": "10.0.0.0/8", "numeric": "1.50",
+    }  # fmt: skip
+    keys = ["10.0.0.1", "10.0.0.1/8", "9.0.0.1", "10.0.0.10", "::1"]
+    log.append("types", [{"key": key, **values, "_weight": 1} for key in keys])
+    kept = Kept("shop", "main", {"types": "types"}, frozenset(), Table(database.dsn(), "t"))
+    loaded(log, kept)
+    (result,) = verify_kept(log, kept)
+    assert (result.rows, result.differences) == (len(keys), [])
+
+
+def test_a_repair_does_not_bring_an_older_shape_back(
+    database: Database, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table got another column between the reading and the repair."""
+    kept = make(log, Table(database.dsn(), "t"), random.Random(6))
+    with database.connect() as connection:
+        connection.execute("update t.orders set name = 'by hand'")
+    kind: Any = PostgresTarget
+    read = kind.read
+
+    def reading(self: Any, table: Any) -> Any:
+        found = read(self, table)
+        if log.topic("orders").schema.version == 1:
+            log.alter_topic("orders", add="more string")
+            with closing(kept.target.open(kept.follower)) as other:
+                mark, new = other.mark(), kept_tables(log, kept)[0]
+                other.apply(mark.epoch, mark.cut, [Changes(new, lambda: iter([]))], _none)
+        return found
+
+    monkeypatch.setattr(kind, "read", reading)
+    with pytest.raises(errors.CannotVerify, match="other columns"):
+        verify_kept(log, kept, table="orders", repair=True)
+    with closing(kept.target.open(kept.follower)) as opened:
+        assert [one.schema.names[-1] for one in opened.mark().tables] == ["more", "what"]
+    (result,) = verify_kept(log, kept, table="orders", repair=True)
+    assert (result.repaired > 0, result.differing) == (True, 0)

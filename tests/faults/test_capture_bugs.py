@@ -18,8 +18,6 @@ from headrace.testing.postgres import Server
 QUICK = (
     "it is confirmed before the log has it",
     "half a transaction is an entry",
-    "an unchanged large value of the stream is null",
-    "an xid is taken for a resume point",
 )
 
 

@@ -10,11 +10,9 @@ import pytest
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("part", ["cost of", "recompute"])
-def test_the_benchmark_runs(part: str) -> None:
+def test_the_benchmark_runs() -> None:
     """`./run bench views --quick` prints the JSON of the design, with a result for each measure."""
-    only = {"recompute": "CPU against"}.get(part, part)
-    command = [sys.executable, "-m", "benchmarks.views", "--quick", "--json", "--only", only]
+    command = [sys.executable, "-m", "benchmarks.views", "--quick", "--json", "--only", "cost of"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=380)
     found = json.loads(done.stdout)
     assert found["benchmark"] == "views"

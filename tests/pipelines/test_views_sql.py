@@ -18,7 +18,7 @@ from headrace.testing.views_case import random_case
 from headrace.testing.views_query import Query, Rel, random_queries
 from headrace.testing.views_sql import Trial, moved_zone, read
 
-QUERIES, EACH, HISTORIES = 24, 3, 5
+QUERIES, EACH, HISTORIES = 12, 3, 5
 
 
 @pytest.mark.timeout(900)

@@ -100,13 +100,21 @@ def test_a_part_says_when_it_is_ready_and_the_status_shows_it(shop: Shop) -> Non
     assert published["parts"][0]["pid"] == part["pid"]
 
 
-def test_a_killed_part_is_started_again_and_goes_on(shop: Shop) -> None:
+@pytest.mark.parametrize(
+    ("by", "fact"),
+    [
+        (signal.SIGKILL, "it was killed by SIGKILL"),
+        (signal.SIGTERM, "it has ended, and nobody here had asked it to"),
+    ],
+)
+def test_a_killed_part_is_started_again_and_goes_on(shop: Shop, by: int, fact: str) -> None:
+    """Also when somebody else asked it to end: whoever guards the memory of a machine does."""
     before = shop.running.comes("capture/shop", "running")
-    os.kill(before["pid"], signal.SIGKILL)
+    os.kill(before["pid"], by)
     rows = shop.insert()
     after = shop.running.comes("capture/shop", "running", restarts=before["restarts"] + 1)
     assert after["pid"] != before["pid"]
-    assert after["error"]["fact"] == "it was killed by SIGKILL"
+    assert after["error"]["fact"] == fact
     shop.comes(rows)
 
 

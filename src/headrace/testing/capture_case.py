@@ -454,6 +454,10 @@ class Killed(BaseException):
     """The capture ends here, as if it had been killed."""
 
 
+PATIENCE = 60
+"""So often a capture looks for news before the transactions that it may wait for are ended."""
+
+
 class Stepped:
     """A capture and its writers in one thread: at chosen instants of the one the others go on.
 
@@ -480,7 +484,7 @@ class Stepped:
         self.alters = alters
         self.tables = ["a", "b", "c"]
         self.kinds: dict[str, int] = defaultdict(int)
-        self._budget = 0
+        self._budget = self._waits = 0
         self._shop: Capture | None = None
         self._open: dict[int, Generator[None, None, None]] = {}
         self._stack = contextlib.ExitStack()
@@ -537,6 +541,9 @@ class Stepped:
 
         def before_receive(stream: Stream, seconds: float) -> Any:
             self._pause("receive")
+            self._waits += self._budget <= 0
+            if self._waits > PATIENCE:  # a first reading waits for what is under way
+                self.finish()
             return receive(stream, seconds)
 
         def before_confirm(stream: Stream, position: int) -> None:
@@ -564,7 +571,7 @@ class Stepped:
 
     def run(self, budget: int) -> None:
         """Capture until it has caught up, with so many pauses, killed or not."""
-        self._budget = budget
+        self._budget, self._waits = budget, 0
         with self._watched():
             while True:
                 try:
