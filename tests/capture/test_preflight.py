@@ -168,6 +168,11 @@ def test_a_role_with_few_rights(connection: psycopg.Connection[Any], database: D
             "table public.plain",
         ),
         (
+            "create publication hr_flight for all tables;"
+            "create table late (a int primary key deferrable)",
+            "table public.late",
+        ),
+        (
             "create table parts (id int) partition by hash (id);"
             "create table parts_0 partition of parts for values with (modulus 1, remainder 0);"
             "create publication hr_flight for all tables with (publish_via_partition_root = true)",

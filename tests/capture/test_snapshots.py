@@ -9,6 +9,8 @@ did not happen; a server that tells other transaction numbers than it uses.
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 import headrace as hr
 from headrace.log.embedded.log import EmbeddedLog
@@ -224,6 +227,16 @@ def test_a_commit_that_waits_for_a_standby(tmp_path: Path, keyed: bool) -> None:
             for batch in log.read("shop.public.bag", after=before)
             for row in batch.to_pylist()
         ) == [(2, -1), (2, 1)]
+
+
+def test_a_reader_whose_connection_is_cut_says_so(database: Database) -> None:
+    """By an error after which the capture connects again, not one that ends it."""
+    with contextlib.suppress(psycopg.OperationalError), database.connect() as connection:
+        with socket.socket(fileno=os.dup(connection.pgconn.socket)) as cut:
+            cut.shutdown(socket.SHUT_RDWR)
+        query = sql.SQL("COPY (SELECT 1) TO STDOUT").format()
+        with pytest.raises(psycopg.OperationalError):
+            list(snapshot.copied(connection, query))
 
 
 @pytest.mark.timeout(120)

@@ -129,6 +129,10 @@ def _shown(folder: Path, seconds: float | None, port: int, screen: Screen) -> di
         return show.summary()
 
 
+class Over(Exception):
+    """It was interrupted before what is waited for came."""
+
+
 class Show:
     """What goes on beside the supervisor, and what is known of it."""
 
@@ -260,6 +264,8 @@ class Show:
         )
 
     def _fresh(self) -> str:
+        if not self.latencies:
+            return "catching up"
         p50, p99 = self._percentiles(self.latencies[-2000:])
         return f"visible after {p50:.0f} ms, 99 of 100 within {p99:.0f} ms"
 
@@ -315,6 +321,8 @@ class Show:
                     place=str(self.project.logs),
                     fix="the machine may be very busy; what the parts said is there",
                 )
+        if self._over.is_set() and not there():
+            raise Over
         return time.monotonic() - began
 
     def _kill(self, name: str) -> None:

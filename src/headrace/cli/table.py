@@ -92,7 +92,7 @@ def get(
     """
     with open_log(path) as log:
         topic = log.topic(name)
-        at = _at(log, at, after, timeout)
+        at = _at(log, name, at, after, timeout)
         found = log.table(name).get(
             _keys(topic, keys), at=at, columns=listed(columns) or None, timeout=timeout
         )
@@ -124,21 +124,23 @@ def scan(
 ) -> None:
     """Print the rows of topic NAME in the order of their keys."""
     with open_log(path) as log:
-        at = _at(log, at, after, timeout)
+        at = _at(log, name, at, after, timeout)
         reader = log.table(name).scan(at=at, columns=listed(columns) or None, timeout=timeout)
         batches = reader if limit is None else _limited(reader, limit)
         _write(log, log.topic(name), _format(form, as_json), reader.schema, batches)
 
 
-def _at(log: EmbeddedLog, at: int | None, after: str | None, timeout: float | None) -> int | None:
+def _at(
+    log: EmbeddedLog, name: str, at: int | None, after: str | None, timeout: float | None
+) -> int | None:
     """The position to read at."""
-    from headrace.runtime.tokens import TIMEOUT_SECONDS, wait_log
+    from headrace.runtime.tokens import TIMEOUT_SECONDS, wait_topic
 
     if after is None:
         return at
     if at is not None:
         raise BadUsage("--at and --after exclude each other", fix="give one of them")
-    return wait_log(log, after, TIMEOUT_SECONDS if timeout is None else timeout)
+    return wait_topic(log, name, after, TIMEOUT_SECONDS if timeout is None else timeout)
 
 
 def _format(form: str | None, as_json: bool) -> str:

@@ -184,7 +184,8 @@ class Between:
             for part in self._rows(cut):
                 found.setdefault(part.topic, []).append(part)
                 rows += len(part.positions)
-                if self._free and part.ends and rows >= CUT_ROWS:
+                # Beyond the cut a window may have rows that wait, of other topics.
+                if self._free and 0 < part.ends <= cut.through and rows >= CUT_ROWS:
                     cut = Cut(part.ends, part.ends)
                     break
                 if rows > LARGE_ROWS and not self._free:

@@ -27,6 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,7 +38,7 @@ from headrace import errors
 from headrace.derived import aside
 from headrace.derived.cuts import Between, Commits, NewVersion
 from headrace.derived.postgres_text import from_json
-from headrace.derived.rows import current, kept_tables, loading, row_ids
+from headrace.derived.rows import MANY, WEIGHT, current, kept_tables, loading, row_ids
 from headrace.derived.shape import must_load
 from headrace.interfaces import Changes, Cut, Kept, KeptTable, Mark, Refused, Target
 from headrace.log.embedded.log import EmbeddedLog
@@ -95,6 +96,8 @@ class Follower:
         """Tables that must get other columns, with the next cut."""
         self._pending: Cut | None = None
         """A cut that brought no rows and is not written yet."""
+        self._due: Cut | None = None
+        """The cut at which a retry is made that somebody asks for."""
         self._written = 0.0
         self._aside: dict[AsideKey, dict[str, Any]] = {}
         self._aside_end = -1
@@ -175,13 +178,26 @@ class Follower:
             return self._load()
         if self._versions() != self._began:
             self._end_readings()
+        elif self._retry_is_due():
+            self._retry()
         elif self._cuts or self._shapes:
             self._step()
-        elif any(one["asked"] for one in self._aside.values()):
-            self._retry()
         else:
             return False
         return True
+
+    def _retry_is_due(self) -> bool:
+        """Whether somebody asks for a retry, and what the log had by then is applied.
+
+        After that it goes first: there may always be another cut.
+        """
+        cut = self._pending or self._mark.cut
+        assert cut is not None
+        if not any(one["asked"] for one in self._aside.values()):
+            self._due = None
+        elif self._due is None:
+            self._due = self._cuts[-1] if self._cuts else cut
+        return self._due is not None and cut >= self._due and not self._shapes
 
     def _versions(self) -> list[int]:
         return [self.log.topic(one.topic).schema.version for one in self._tables]
@@ -244,7 +260,7 @@ class Follower:
             self._say("waiting for the views")
             return False
         cut, have = self._mark.cut, {one.name: one for one in self._mark.tables}
-        if cut is None or must_load(self._mark.tables, self._tables):
+        if cut is None or self._must_load():
             if self._commits is None:
                 self._commits = Commits(self.log, self.kept, 0)
             return True
@@ -254,6 +270,15 @@ class Follower:
         self._shapes = [Changes(one, _nothing) for one in self._tables if one != have[one.name]]
         self._say("following")
         return True
+
+    def _must_load(self) -> bool:
+        try:
+            return must_load(self._mark.tables, self._tables)
+        except errors.TargetStopped as error:
+            schema = getattr(self.kept.target, "schema", "")
+            if schema:  # a table of that name may be elsewhere too: the captured one
+                error.fix = error.fix.replace("drop table ", f'drop table "{schema}".')
+            raise
 
     def _end_readings(self) -> None:
         for one in (self._commits, self._between):
@@ -274,6 +299,9 @@ class Follower:
             return False
         cut = self._cuts[-1]
         self._cuts.clear()
+        if self._goes_back(cut):
+            self._say("waiting for the views")
+            return False
         self._say("loading")
         refused: list[Refused] = []
         epoch = self._writer.epoch
@@ -291,6 +319,22 @@ class Follower:
         self._applied(cut, self._tables)
         self._begin()
         return True
+
+    def _goes_back(self, cut: Cut) -> bool:
+        """Whether the target shows entries of a kept topic that a cut does not have yet.
+
+        So it is when a view is kept that was right long ago, and is built anew.
+        """
+        shown, kept = self._mark.cut, {one.topic for one in self._tables}
+        if shown is None:
+            return False
+        for one in self._mark.tables:
+            if one.topic in kept and one.at(cut) < one.at(shown):
+                reading = self.log.read(one.topic, after=one.at(cut), through=one.at(shown))
+                with closing(reading):
+                    if next(reading, None) is not None:
+                        return True
+        return False
 
     def _step(self) -> None:
         """Apply the next cuts."""
@@ -329,9 +373,15 @@ class Follower:
         assert self._target is not None
         assert self._writer is not None
         touched = self._touched(changes) if self._aside else []
+        # Of a multiset a change says nothing of the copies set aside: they are looked at anew.
+        bags = {one.table.name for one in changes if not one.table.key}
+        keyed = [key for key in touched if key[0] not in bags]
         self._target.apply(
-            self._writer.epoch, cut, changes, lambda found: self._note(found, touched, cut)
+            self._writer.epoch, cut, changes, lambda found: self._note(found, keyed, cut)
         )
+        for key in touched:
+            if key[0] in bags and key in self._aside:
+                self._aside[key]["asked"] = True
         tables = {one.name: one for one in self._mark.tables}
         tables |= {one.table.name: one.table for one in changes}
         self._applied(cut, list(tables.values()))
@@ -405,7 +455,8 @@ class Follower:
             keys = [key for name, key in asked if name == table.name]
             if keys:
                 batch = current(self.log, table, _keys_of(table, keys), self._mark.cut)
-                changes.append(Changes(table, lambda batch=batch: iter([batch])))  # type: ignore[misc]
+                chunks = [batch] if table.key else [_none_of(batch), batch]
+                changes.append(Changes(table, lambda chunks=chunks: iter(chunks)))  # type: ignore[misc]
         assert self._target is not None
         assert self._writer is not None
         cut = self._mark.cut
@@ -413,6 +464,12 @@ class Follower:
             self._writer.epoch, cut, changes, lambda found: self._note(found, asked, cut)
         )
         self._say("following")
+
+
+def _none_of(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The change that takes away all copies: some may be there, and some set aside."""
+    gone = pa.array(np.full(rows.num_rows, -MANY), pa.int64())
+    return rows.set_column(rows.num_columns - 1, rows.schema.field(WEIGHT), gone)
 
 
 def _nothing() -> Any:

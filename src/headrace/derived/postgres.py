@@ -49,7 +49,7 @@ from headrace import errors
 from headrace.derived.postgres_copy import pieces
 from headrace.derived.postgres_text import as_csv, from_csv, selected, type_of
 from headrace.derived.rows import CHUNK_ROWS, WEIGHT, row_ids
-from headrace.derived.shape import alterations
+from headrace.derived.shape import alterations, still_there
 from headrace.interfaces import Changes, Cut, KeptTable, Key, Mark, Refuse, Refused
 from headrace.model.json_values import json_values
 
@@ -163,6 +163,11 @@ class PostgresTarget:
         except psycopg.Error as error:
             raise self._translated(error) from error
 
+    def _back_to(self, savepoint: str) -> None:
+        """Undo what was done since a savepoint; a key that may be null since may no longer be."""
+        self._run("rollback to savepoint {name}", name=sql.Identifier(savepoint))
+        self._nullable.clear()
+
     def _translated(self, error: psycopg.Error) -> errors.HeadraceError:
         code = error.sqlstate or "08"
         if self._connection.closed or code.startswith(PASSING):
@@ -260,7 +265,8 @@ class PostgresTarget:
             else:
                 tables = {one.name: one for one in mark.tables}
                 for one in changes:
-                    tables[one.table.name] = self._reshaped(tables[one.table.name], one.table)
+                    old = still_there(tables, one.table.name, self.place)
+                    tables[one.table.name] = self._reshaped(old, one.table)
                 refused = self._merged(changes)
             refuse(refused)
             if cut is not None:
@@ -309,7 +315,7 @@ class PostgresTarget:
         except psycopg.Error as error:
             if not _is_refusal(error):
                 raise
-            self._run("rollback to savepoint fast")
+            self._back_to("fast")
         else:
             return []
         self._run("set constraints all immediate")
@@ -331,7 +337,7 @@ class PostgresTarget:
         except psycopg.Error as error:
             if not _is_refusal(error):
                 raise
-            self._run("rollback to savepoint half")
+            self._back_to("half")
             if rows.num_rows == 1:
                 return [(table, rows, error)]
         else:
@@ -571,7 +577,7 @@ class PostgresTarget:
         for key in table.key or ("_row", "_copy"):
             made = sql.Identifier(key).as_string(self._connection)
             if key in types and pt.is_string(types[key].type) and type_of(types[key]) != "text":
-                made += '::text collate "C"'
+                made = f"format('%s', {made}) collate \"C\""  # as it is written: see `selected`
             order.append(made if (key,) in found else f"{made} nulls first")
         return order
 
@@ -627,7 +633,7 @@ class PostgresTarget:
         except psycopg.Error as error:
             if not _is_refusal(error):
                 raise
-            self._run("rollback to savepoint half")
+            self._back_to("half")
             if rows.num_rows == 1:
                 return [(table, rows, error)]
         else:
@@ -726,7 +732,7 @@ class PostgresTarget:
         except psycopg.Error as error:
             if not _is_refusal(error):
                 raise
-            self._run("rollback to savepoint fast")
+            self._back_to("fast")
             refused = self._settled(self._copied(table))
         self._run("drop table {d}", **parts)
         return refused

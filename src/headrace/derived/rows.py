@@ -30,6 +30,8 @@ Numbers = npt.NDArray[np.int64]
 WEIGHT = "_weight"
 ROW_ID = pa.binary(16)
 CHUNK_ROWS = 200_000
+MANY = 1 << 40
+"""More copies than any row has."""
 _SEEDS = (0x5EED_0001, 0x5EED_0002)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headrace import errors
 from headrace.interfaces import KeptTable
 from headrace.model.schema import Column
@@ -32,12 +34,23 @@ def alterations(old: KeptTable, new: KeptTable) -> list[tuple[str, Column]]:
     return steps
 
 
-def must_load(old: tuple[KeptTable, ...], new: list[KeptTable]) -> bool:
-    """Whether a target must be loaded anew: a table is missing, or what its rows are known by.
+def still_there(tables: Mapping[str, KeptTable], name: str, place: str) -> KeptTable:
+    """A table of a target; if somebody has dropped it, who opens the target again loads it."""
+    if name not in tables:
+        raise errors.TargetAway(f"table '{name}' is gone", place=place)
+    return tables[name]
 
-    That of a multiset is made of all columns. Raises `TargetStopped` as `alterations` does.
+
+def must_load(old: tuple[KeptTable, ...], new: list[KeptTable]) -> bool:
+    """Whether a target must be loaded anew: it has other tables, or rows are known by other ids.
+
+    That of a multiset is made of all columns. A table that is no longer kept stands still: the
+    target must forget it, or it would be taken for right when it is kept again. Raises
+    `TargetStopped` as `alterations` does.
     """
     before = {table.name: table for table in old}
+    if before.keys() - {table.name for table in new}:
+        return True
     for table in new:
         found = before.get(table.name)
         if found is None or (alterations(found, table) and not table.key):

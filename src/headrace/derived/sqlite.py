@@ -21,7 +21,7 @@ import pyarrow.types as pt
 from headrace import errors
 from headrace.derived.postgres_text import from_json
 from headrace.derived.rows import WEIGHT, row_ids
-from headrace.derived.shape import alterations
+from headrace.derived.shape import alterations, still_there
 from headrace.interfaces import Changes, Cut, KeptTable, Key, Mark, Refuse, Refused
 from headrace.model.json_values import json_values
 
@@ -72,7 +72,7 @@ class SQLiteTarget:
             refused: list[Refused] = []
             for one in changes:
                 if cut is not None:
-                    self._reshape(tables[one.table.name], one.table)
+                    self._reshape(still_there(tables, one.table.name, self.place), one.table)
                     tables[one.table.name] = one.table
                 for chunk in one.chunks():
                     name = one.table.name if cut is not None else f"_new_{one.table.name}"

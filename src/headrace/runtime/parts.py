@@ -373,26 +373,40 @@ class Turns:
 
 
 def too_early(log: EmbeddedLog, pipeline: Pipeline) -> bool:
-    """Whether an input is read for the first time: no view is right before all are whole."""
+    """Whether an input is new and still read for the first time: no view is right before."""
     from headrace.pipelines.views.reading import status_of
 
-    topics = [one.topic for one in pipeline.inputs.values()]
-    return not status_of(log, pipeline.name).batch and being_read(log, topics)
+    taken = status_of(log, pipeline.name).taken
+    return being_read(log, [t.topic for t in pipeline.inputs.values() if t.topic not in taken])
 
 
 def being_read(log: EmbeddedLog, topics: list[str]) -> bool:
-    """Whether one of these is the topic of a captured table whose snapshot has not ended."""
+    """Whether one of these is the topic of a captured table whose snapshot has not ended.
+
+    A capture makes the topics first, and says a moment later that it reads these tables.
+    """
     try:
         from headrace.sources.postgres import settings
         from headrace.sources.postgres.state import SNAPSHOTTING
     except ImportError:
         return False
-    states = [settings.saved_state(log, name) for name in settings.everything(log)]
-    return any(
-        one.topic in topics and one.status == SNAPSHOTTING
+    captures = settings.everything(log)
+    states = [settings.saved_state(log, name) for name in captures]
+    said = {
+        one.topic: one.status
         for state in states
         if state is not None
         for one in state.tables.values()
+    }
+    there = {one.name for one in log.topics()}
+    return any(
+        said[topic] == SNAPSHOTTING
+        if topic in said
+        else topic in there
+        and topic.count(".") > 1
+        and topic.partition(".")[0] in captures
+        and not sum(log.ends(topic))
+        for topic in topics
     )
 
 

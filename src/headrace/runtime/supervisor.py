@@ -10,13 +10,14 @@
 One thread, one loop, the standard library only: no database, no Arrow, no Spark and no pipeline
 file can make it fail. What a part is, only the part knows (`parts`).
 
-**The end of a part.** 0: it is done. 75: what it met passes; again, after 0.5 s, 1 s, ... 30 s.
-78: it does not pass; it stays stopped, with its error, until somebody says `restart`. Else it has
-crashed, or was killed: again at once (0.1 s, 0.2 s, ...), but after `BUDGET` such ends within
-`BUDGET_SECONDS` it is `failing`: tried after 5 s, 10 s, ... 60 s, for ever, and shown as such. A
-part that was ready for `CALM_SECONDS` has its delays forgotten. Before it is started again all that
-is left of it is killed (`processes`): two of one name never run at once because of us. (Were they
-to, the later would fence the earlier: being one at a time is a courtesy here, not a safeguard.)
+**The end of a part.** 0: it was asked to; if not by us, again. 75: what it met passes; again, after
+0.5 s, 1 s, ... 30 s. 78: it does not pass; it stays stopped, with its error, until somebody says
+`restart`. Else it has crashed, or was killed: again at once (0.1 s, 0.2 s, ...), but after `BUDGET`
+such ends within `BUDGET_SECONDS` it is `failing`: tried after 5 s, 10 s, ... 60 s, for ever, and
+shown as such. A part that was ready for `CALM_SECONDS` has its delays forgotten. Before it is
+started again all that is left of it is killed (`processes`): two of one name never run at once
+because of us. (Were they to, the later would fence the earlier: being one at a time is a courtesy
+here, not a safeguard.)
 
 **Stopping** goes with the flow: captures, pipelines, followers, page; each group is asked, and
 killed when it takes longer than its share of `STOP_SECONDS`. Nothing depends on their ending well.
@@ -390,8 +391,8 @@ class Supervisor:
             part.restarts += 1
             part.state, part.try_at = "starting", now
             part.crashes.clear()
-        elif code == DONE:
-            part.state = "done"
+        elif code == DONE:  # no part ends by itself: somebody else has sent it SIGTERM
+            self._again(part, "it has ended, and nobody here had asked it to")
         elif code == STAYS:
             part.state = "stopped"
             self._report(f"{part.name} is stopped: {_fact(part.error)}")

@@ -92,10 +92,42 @@ def wait_log(log: EmbeddedLog, token: Token, timeout: float | None = TIMEOUT_SEC
         _late(token, position, log.position, deadline, "the log", {"position": log.position})
 
 
-def wait_view(
-    log: EmbeddedLog, pipeline: str, token: Token, timeout: float | None = TIMEOUT_SECONDS
+def wait_topic(
+    log: EmbeddedLog, name: str, token: Token, timeout: float | None = TIMEOUT_SECONDS
 ) -> int:
-    """Wait until the views of a pipeline have it; a position at which all of them do."""
+    """Wait until a topic has it, which may be that of a view; a position at which it does."""
+    pipeline, _, view = name.partition(".")
+    if is_view(log, name):
+        return wait_view(log, pipeline, token, timeout, view=view)
+    return wait_log(log, token, timeout)
+
+
+def is_view(log: EmbeddedLog, name: str) -> bool:
+    """Whether a topic is that of a view, also of one that is built for the first time."""
+    from headrace.pipelines.views.reading import status_of
+
+    pipeline, _, view = name.partition(".")
+    status = status_of(log, pipeline)
+    if view in status.views:
+        return True
+    if "." in view or view[:1] in ("", "_") or log.topic(name).kind != "changes":
+        return False
+    commits = f"{pipeline}._commits"
+    return name not in status.taken and commits in {one.name for one in log.topics()}
+
+
+def wait_view(
+    log: EmbeddedLog,
+    pipeline: str,
+    token: Token,
+    timeout: float | None = TIMEOUT_SECONDS,
+    *,
+    view: str | None = None,
+) -> int:
+    """Wait until the views of a pipeline have it; a position at which all of them do.
+
+    `view`: this one must be right by then, and not be built.
+    """
     from headrace.pipelines.views.reading import status_of
 
     deadline = Deadline(timeout)
@@ -104,7 +136,8 @@ def wait_view(
         seen = log.position
         status = status_of(log, pipeline)
         behind = status.behind(log) if status.batch else None
-        if status.batch and (status.through >= position or (behind == 0 and seen >= position)):
+        right = status.batch and (view is None or status.views.get(view))
+        if right and (status.through >= position or (behind == 0 and seen >= position)):
             return log.position
         try:
             log.wait(max(seen + 1, position if seen < position else 0), deadline.left)
@@ -178,15 +211,12 @@ def rows(
     `after`: a token; the rows are those of a moment that has it, or `NotYetThere` is raised when
     the time is over. `at`: as visible at this position of the log instead.
     """
-    from headrace.pipelines.views.reading import added_up, pipelines
+    from headrace.pipelines.views.reading import added_up
 
     topic = log.topic(name)
-    pipeline, _, view = name.partition(".")
-    known = pipelines(log).get(pipeline)
-    is_view = known is not None and view in known.views
     if after is not None and at is None:
-        at = wait_view(log, pipeline, after, timeout) if is_view else wait_log(log, after, timeout)
-    if is_view or (topic.kind == "changes" and not topic.key):
+        at = wait_topic(log, name, after, timeout)
+    if (topic.kind == "changes" and not topic.key) or is_view(log, name):
         return added_up(log, name, at)
     found = log.table(name).scan(at=at).read_all()
     return found.drop_columns(["_position"])

@@ -35,7 +35,7 @@ import pyarrow as pa
 from headrace import errors
 from headrace.clock import SystemClock
 from headrace.derived import aside
-from headrace.derived.rows import WEIGHT, current, expected, row_ids
+from headrace.derived.rows import MANY, WEIGHT, current, expected, row_ids
 from headrace.derived.verify import COPIES, MISSING, MULTISET, Comparison, Found, as_multiset
 from headrace.interfaces import Changes, Cut, Kept, KeptTable, Refused, Target
 from headrace.log.tail import last_rows
@@ -56,8 +56,6 @@ HISTORY = 5
 BATCH_DIGITS = 1e-9
 """Spark's sums of floats depend on the order in which its tasks ran: they may differ by so much."""
 REPAIR_ROWS = 5000
-MANY = 1 << 40
-"""More copies than any row has."""
 TRIES = 200
 """So often a follower may be quicker than a repair."""
 VERIFIED = "_verified"
@@ -392,6 +390,12 @@ def _repair_rows(
     for number in range(TRIES):
         mark = target.mark()
         assert mark.cut is not None
+        if table not in mark.tables:  # `apply` would give it its old columns again
+            raise errors.CannotVerify(
+                f"table '{table.name}' has got other columns meanwhile",
+                place=kept.follower,
+                fix="do it again",
+            )
         made: list[pa.RecordBatch] = []
 
         def chunks(

@@ -190,8 +190,9 @@ class Site:
 
         if after is not None:
             if view:
-                return tokens.wait_view(self.log, name.rpartition(".")[0], after, 0.0)
-            return tokens.wait_log(self.log, after, 0.0)
+                pipeline, _, own = name.rpartition(".")
+                return tokens.wait_view(self.log, pipeline, after, 0.0, view=own)
+            return tokens.wait_topic(self.log, name, after, 0.0)
         if at is None:
             return self.log.position
         if at < self.log.since:

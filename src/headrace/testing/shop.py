@@ -137,8 +137,12 @@ size_of = F.udf(lambda amount: "small" if amount < 100 else "large", "string")  
 
 
 @shop.view()
-def total(balances):  # no key: rows that are counted
-    return balances.agg(F.sum("balance").alias("total"), F.count("*").alias("accounts"))
+def total(balances):  # no key: here what is applied twice is there twice
+    return balances.agg(
+        F.sum("balance").alias("total"),
+        F.sum("bookings").alias("bookings"),
+        F.count("*").alias("accounts"),
+    )
 
 
 @shop.view(key="size")
@@ -324,8 +328,9 @@ SAME = {
         select account_id, sum(amount) as balance, count(*) as bookings from entries
         group by account_id""",
     "total": """
-        select sum(balance) as total, count(*) as accounts
-        from (select sum(amount) as balance from entries group by account_id) b""",
+        select sum(balance) as total, sum(bookings) as bookings, count(*) as accounts
+        from (select sum(amount) as balance, count(*) as bookings from entries
+            group by account_id) b""",
     "sizes": """
         select case when amount < 100 then 'small' else 'large' end as size, count(*) as payments
         from payments group by 1""",
@@ -333,7 +338,7 @@ SAME = {
 """The views, as SQL over the tables."""
 COLUMNS = {
     "revenue": "country, orders, revenue", "bestsellers": "product, sold, amount",
-    "balances": "account_id, balance, bookings", "total": "total, accounts",
+    "balances": "account_id, balance, bookings", "total": "total, bookings, accounts",
     "sizes": "size, payments",
 }  # fmt: skip
 

@@ -79,9 +79,8 @@ BUGS = [
     Bug("a commit says that it is through more than it has taken", "stepped", (
         (Runner, "_commit", COMMITS, COMMITS.replace('"through": through',
          '"through": max(through, self.log.position)')),)),
-    Bug("the views of a commit are in several entries", "stepped", (
-        (Runner, "_commit", "transaction.append(topic, self._as_rows(view, rows))",
-         "self.log.append(topic, self._as_rows(view, rows))"),)),
+    Bug("a commit is told before its rows are there", "stepped", (
+        (Runner, "_commit", COMMITS, COMMITS.replace("transaction.append", "self.log.append")),)),
     Bug("a driver that was killed leaves a batch out", "stepped", (
         (Runner, "_commit", "with self.writer.transaction(state=status.to_json()) as transaction:",
          "with self.writer.transaction(state=status.to_json()):\n        pass\n"
@@ -138,6 +137,8 @@ class Stepped:
         self.wrong: list[str] = []
         self.kills = self._pauses = 0
         self._at_work: Callable[[], None] = self._capture
+        self._following: Follower | None = None
+        self._stack.callback(self._end_follower)
         self._defined: Any = None
 
     def __enter__(self) -> Stepped:
@@ -161,7 +162,7 @@ class Stepped:
             return
         self._pauses -= 1
         which = self.chance.random()
-        if which < 0.3:
+        if which < (0.35 if self._at_work == self._follow else 0.1):
             self.look()
         elif which < 0.45:
             self.write(self.chance.choice([1, 1, 4]))
@@ -169,20 +170,24 @@ class Stepped:
                 left, self._pauses = self._pauses, 0
                 self._capture()
                 self._pauses = left
-        elif which < 0.51:
+        elif which < (0.7 if self._at_work == self._views else 0.51):  # it commits rarely
             self.kills += 1
             raise Killed
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
         commit, confirm = WriterTransaction.commit, Stream.confirm
-        run, apply = PostgresTarget._run, PostgresTarget.apply
+        run, apply, say = PostgresTarget._run, PostgresTarget.apply, Runner._commit
 
         def around_commit(transaction: WriterTransaction) -> Any:
             self._pause()
             made = commit(transaction)
             self._pause()
             return made
+
+        def before_say(runner: Runner, *given: Any) -> None:
+            self._pause()
+            say(runner, *given)
 
         def after_confirm(stream: Stream, position: int) -> None:
             confirm(stream, position)
@@ -199,6 +204,7 @@ class Stepped:
 
         with (
             mock.patch.object(WriterTransaction, "commit", around_commit),
+            mock.patch.object(Runner, "_commit", before_say),
             mock.patch.object(Stream, "confirm", after_confirm),
             mock.patch.object(PostgresTarget, "_run", before_run),
             mock.patch.object(PostgresTarget, "apply", after_apply),
@@ -233,12 +239,25 @@ class Stepped:
         return Follower(self.log, self.pipeline.kept["main"], patience=5.0)
 
     def _follow(self) -> None:
-        with self._follower() as follower:
-            follower.run("caught up")
+        """Go on with the one that is there, unless it was killed."""
+        if self._following is None:
+            self._following = self._follower()
+        try:
+            self._following.run("caught up")
+        except BaseException:
+            self._following.close()
+            self._following = None
+            raise
+
+    def _end_follower(self) -> None:
+        if self._following is not None:
+            self._following.close()
+            self._following = None
 
     def two_followers(self) -> None:
         """A second one comes; the first goes on as soon as there is something to do."""
         self._pauses = 0
+        self._end_follower()
         with self._follower() as old, self._follower() as new:
             old.run("caught up")
             self.write(3)
@@ -262,7 +281,7 @@ class Stepped:
         self.wrong += shop.tables_differ(self.source, self.target, views)
 
 
-def stepped(server: Server, seed: str, rounds: int = 3, pauses: int = 20) -> list[str]:
+def stepped(server: Server, seed: str, rounds: int = 4, pauses: int = 50) -> list[str]:
     """One case; what is wrong, the first first."""
     names = [f"slice_{side}_{time.monotonic_ns()}" for side in ("source", "target")]
     with (
@@ -288,10 +307,13 @@ def stepped(server: Server, seed: str, rounds: int = 3, pauses: int = 20) -> lis
 # --- a project in processes -----------------------------------------------------------------------
 
 
+_for_good = contextlib.ExitStack()
+
+
 def switch_on(name: str) -> None:
     """Have a bug in this process for good; `sitecustomize` of a hunted project calls it."""
     (bug,) = [one for one in BUGS if one.name == name]
-    bug.on().__enter__()
+    _for_good.enter_context(bug.on())
 
 
 def project(bug: Bug | None, patience: float = 60.0) -> str:

@@ -13,7 +13,7 @@ from headrace import errors
 from headrace.pipelines.pipeline import Pipeline, View
 from headrace.pipelines.views.algebra import Node, Scan
 from headrace.pipelines.views.groups import Unique
-from headrace.pipelines.views.reading import own_columns, topic_of
+from headrace.pipelines.views.reading import commits_topic, own_columns, topic_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,6 +99,7 @@ def define_views(
 
 def make_topics(pipeline: Pipeline, log: EmbeddedLog, views: Views) -> None:
     """Give each view its topic."""
+    commits_topic(log, pipeline.name)  # first: by it a topic is known as that of a view
     for name, defined in views.by_name.items():
         _ensure_topic(log, topic_of(pipeline.name, name), defined)
 

@@ -34,6 +34,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -357,7 +358,7 @@ class Runner:
 
     def _live_batch(self) -> bool:
         if self._source is None:
-            self._base = Counter(self.status.taken)
+            self._base = self._counted()
             self._source = Source(
                 self.log, self.pipeline.inputs, self.status.through, self._batch_rows
             )
@@ -379,6 +380,14 @@ class Runner:
         finally:
             attempt.forget()
         return True
+
+    def _counted(self) -> Counter[str]:
+        """Topic -> rows up to the last commit; those of an input that is new are counted."""
+        found = Counter(self.status.taken)
+        for topic in {one.topic for one in self.pipeline.inputs.values()} - found.keys():
+            with closing(self.log.read(topic, through=self.status.through)) as reading:
+                found[topic] = sum(len(batch) for batch in reading)
+        return found
 
     def _large_entry(self, source: Source, changes: Changes) -> bool:
         """An entry in several steps, and one commit."""

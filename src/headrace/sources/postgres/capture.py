@@ -135,6 +135,8 @@ class Capture:
         self._held: Transaction | None = None
         """Taken from the stream, and waiting for a chunk to be published."""
         self._stopping = False
+        self._sound = True
+        """Whether the state in memory is that in the log: not after an error."""
         self._awaited, self._awaited_since = 0, 0.0
         """Somebody waits for the resume point to come here, and since when."""
 
@@ -155,13 +157,18 @@ class Capture:
         ever. Lost connections are made again; what cannot be mended is a named error.
         """
         pause, away, self._stopping = 0.1, time.monotonic(), False
+        if not self._sound:
+            self._read_state()
+        self._sound = False
         while True:
             try:
                 with psycopg.connect(self.dsn, autocommit=True) as control:
                     self._prepare(control)
                     pause = 0.1
                     try:
-                        return self._stream(control, until)
+                        reached = self._stream(control, until)
+                        self._sound = True
+                        return reached
                     finally:
                         away = time.monotonic()
                         self._snapshots.end()
@@ -175,8 +182,18 @@ class Capture:
                     ) from error
                 if self._lost is not None:
                     self._lost(error)
-                time.sleep(pause)
+                again = time.monotonic() + pause
+                while time.monotonic() < again and not self._stopping:
+                    time.sleep(0.1)
+                if self._stopping:
+                    return 0 if self.state is None else self.state.lsn
                 pause = min(2 * pause, 30.0)
+
+    def _read_state(self) -> None:
+        """Go back to what is in the log."""
+        saved = self.writer.state
+        self.state = None if saved is None else State.from_json(saved, self.name)
+        self._tables.clear()
 
     def stop(self) -> None:
         """Make `run` return soon; from another thread."""
@@ -191,6 +208,8 @@ class Capture:
         os.makedirs(self._folder)
         spill = Spill(self._folder, SPILLED_PARTS * self._part_bytes)
         with Stream(self.dsn, state.slot, state.publication, state.lsn, spill) as stream:
+            if self._hear():  # before the stream: a table that it cannot go on with is read anew
+                return state.lsn
             while True:
                 now = time.monotonic()
                 often = LOOK_SECONDS if self._awaits(stream) else self._heartbeat
@@ -226,14 +245,18 @@ class Capture:
         """
         assert self.state is not None
         settings = self.log.value(settings_name(self.name)) or {}
-        for table, times in settings.get("snapshots", {}).items():
-            found = self.state.tables.get(table)
-            if found is not None and found.asked < times:
-                found.asked = times
-                self.snapshot(table)
+        for table, times in self._asked().items():
+            self.state.tables[table].asked = times
+            self.snapshot(table)
         if settings.get("awaited", 0) != self._awaited:
             self._awaited, self._awaited_since = settings["awaited"], time.monotonic()
         return bool(settings.get("paused"))
+
+    def _asked(self) -> dict[str, int]:
+        """The tables that are to be read anew, and how often that was asked for."""
+        known = {} if self.state is None else self.state.tables
+        asked = (self.log.value(settings_name(self.name)) or {}).get("snapshots", {})
+        return {one: n for one, n in asked.items() if one in known and known[one].asked < n}
 
     def _awaits(self, stream: Stream) -> bool:
         """Whether the stream must move on for somebody; not for ever: it may never be there."""
@@ -298,7 +321,7 @@ class Capture:
                 catalog.lsn(control),
                 catalog.slot(control, state.slot),
                 catalog.publication(control, state.publication),
-                tables.values(),
+                chosen.values(),
                 catalog.note(control, state.publication),
             )
         self._publish_tables(control, [*tables])
@@ -341,6 +364,8 @@ class Capture:
     def _saved(self) -> resume.Saved:
         state = self.state
         assert state is not None
+        asked = self._asked()  # they are read anew, whatever was the matter with them
+        tables = {_split(n): one.member for n, one in state.tables.items() if n not in asked}
         return resume.Saved(
             log=self.log.journal.log_id.hex(),
             starts=state.starts,
@@ -351,7 +376,7 @@ class Capture:
             slot=state.slot,
             publication=state.publication,
             publication_oid=state.publication_oid,
-            tables={_split(name): one.member for name, one in state.tables.items() if one.member},
+            tables={name: member for name, member in tables.items() if member},
             confirmed=state.lsn,
         )
 
@@ -403,8 +428,11 @@ class Capture:
             except errors.HeadraceError as error:
                 state.status, state.reason = STOPPED, error.fact
         state.member = member  # another one, if the capture was removed and added again
+        if not state.oid:
+            state.oid, state.storage = info.oid, info.storage
         captured = self._tables.get(name)
         if captured is None:
+            state.fence = -1  # which keys the stream has said before is not known any more
             if state.status == SNAPSHOTTING and (state.thorough or not state.key):
                 state.read_again()  # which rows it has seen is not known any more
             self._tables[name] = Captured(
@@ -415,10 +443,10 @@ class Capture:
             captured.drop()
 
     def _make_topic(self, info: catalog.TableInfo, state: TableState) -> None:
-        if not state.key and info.replica_identity != "f":
+        if not info.identity or (not state.key and info.replica_identity != "f"):
+            why = "has no primary key" if not state.key else "has a key that cannot be used"
             raise errors.NoReplicaIdentity(
-                f"table {info.schema}.{info.name} has no primary key, and its replica identity"
-                " is not FULL",
+                f"table {info.schema}.{info.name} {why}, and its replica identity is not FULL",
                 place=state.topic,
             )
         fields = [
@@ -482,11 +510,13 @@ class Capture:
             captured = self._captured(relation)
             if captured is not None and captured.relation is not relation:
                 captured.relation = relation
-                if not self._fits(captured, relation):
+                if captured.state.oid != relation.id or not self._fits(captured, relation):
                     yield captured, relation
 
     def _fits(self, captured: Captured, relation: Relation) -> bool:
-        """Whether a topic has the columns of a relation."""
+        """Whether a topic has the columns of a relation, and its key."""
+        if not _same_key(captured, relation):
+            return False
         try:
             types = {
                 column.name: arrow_type(
@@ -513,10 +543,11 @@ class Capture:
         if not at_once and now - self._looked_at < often:
             return
         self._looked_at = now
-        place = catalog.lsn(control)
         known = next((one.types for one in self._tables.values()), None)
         found = {(t.schema, t.name): t for t in catalog.tables(control, self.patterns, known)}
-        if any(name not in self._tables for name in found):
+        place = catalog.lsn(control)
+        there = {name: one.info.oid for name, one in self._tables.items()}
+        if any(there.get(name) != info.oid for name, info in found.items()):
             self._join(control, found)
         for name, captured in self._tables.items():
             if name not in found and captured.snapshotting:
@@ -524,12 +555,13 @@ class Capture:
         for name, info in found.items():
             captured = self._tables[name]
             relation = _as_relation(info)
+            captured.state.storage = captured.state.storage or info.storage
             if captured.state.status == STOPPED or self._is_so(captured, info):
                 captured.differs_at = None
             elif captured.differs_at is None:
                 captured.differs_at = place
                 catalog.heartbeat(control)
-            elif stream.received >= captured.differs_at:
+            elif self._passed(stream) >= captured.differs_at:
                 captured.differs_at, captured.info = None, info
                 self._redefine(captured, relation, control)
 
@@ -541,23 +573,42 @@ class Capture:
 
     def _is_so(self, captured: Captured, info: catalog.TableInfo) -> bool:
         """Whether a topic has the columns of a table: those, not others of the same names."""
+        state = captured.state
         numbers = {column.name: column.number for column in info.streamed}
-        return numbers == captured.state.columns and self._fits(captured, _as_relation(info))
+        return (
+            (info.oid, info.storage) == (state.oid, state.storage or info.storage)
+            and numbers == state.columns
+            and self._fits(captured, _as_relation(info))
+        )
 
     def _redefine(
         self, captured: Captured, relation: Relation, control: psycopg.Connection
     ) -> None:
         """Give a topic the columns that its table has now."""
         assert self.state is not None
-        lsn = self.state.lsn
+        lsn, state = self.state.lsn, captured.state
         known = catalog.types(control)
         found = catalog.tables(control, [captured.name])
         for one in self._tables.values():
             one.types = known
         try:
+            if not _same_key(captured, relation):
+                named = ", ".join(one.name for one in relation.columns if one.key)
+                state.status = STOPPED
+                state.reason = f"its key is now ({named}), the topic's ({', '.join(state.key)})"
+                return
             if found:
                 captured.info = found[0]
+            if state.oid != relation.id:  # another table of the name: nothing of it is known
+                self._join(control, {(one.schema, one.name): one for one in found})
+                state.oid, state.fence = relation.id, -1
+                captured.read_again()
+            if found and state.storage not in ("", found[0].storage):
+                captured.read_again(thorough=False)
+            if found:
+                state.storage = found[0].storage
                 if self._is_so(captured, found[0]):
+                    self._save(lsn)
                     return  # the topic is ahead of the stream: what comes is read as far as it goes
             redefine(captured, relation, self._numeric_as_text, lambda: self._save(lsn))
         except errors.HeadraceError as error:
@@ -657,6 +708,7 @@ class Capture:
                 continue
             if captured.state.topic in {topic.name for topic in self.log.topics()}:
                 captured.read_again()
+                captured.state.fence = -1  # perhaps it was not published all the time
             else:  # it could not be captured: perhaps now it can
                 del self._tables[captured.info.schema, captured.info.name]
                 del self.state.tables[table]
@@ -671,6 +723,13 @@ def _as_relation(info: catalog.TableInfo) -> Relation:
         for column in info.streamed
     )
     return Relation(info.oid, info.schema, info.name, info.replica_identity, columns)
+
+
+def _same_key(captured: Captured, relation: Relation) -> bool:
+    """Whether the stream names rows by the topic's key, or says them whole."""
+    named = {column.name for column in relation.columns if column.key}
+    key = captured.state.key
+    return not key or relation.identity == "f" or named == set(key)
 
 
 def _split(name: str) -> tuple[str, str]:

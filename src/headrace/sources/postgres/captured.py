@@ -130,7 +130,7 @@ class Captured:
         found = self._formats.get(id(relation))
         if found is None or found[0] is not relation:
             columns = [
-                (column.name, self.types[column.type_oid], column.type_modifier)
+                (column.name, self.types.get(column.type_oid), column.type_modifier)
                 for column in relation.columns
             ]
             found = relation, self._format(columns)
@@ -150,8 +150,11 @@ class Captured:
             != told(self.types[column.type_oid], column.type_modifier, kind).get("comment")
         ]
 
-    def _format(self, columns: Sequence[tuple[str, PgType, int]]) -> Format:
-        """Columns that have another type than the topic's are older than it, and left out."""
+    def _format(self, columns: Sequence[tuple[str, PgType | None, int]]) -> Format:
+        """Columns that have another type than the topic's are older than it, and left out.
+
+        So are those whose type is gone.
+        """
         own = self.own
         return format_of(
             columns,
@@ -160,6 +163,7 @@ class Captured:
                     own.field(name)
                     for name, kind, modifier in columns
                     if name in own.names
+                    and kind is not None
                     and own.field(name).type
                     == arrow_type(kind, modifier, numeric_as_text=self.numeric_as_text)
                 ]

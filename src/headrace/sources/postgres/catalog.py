@@ -107,8 +107,7 @@ class ColumnInfo:
     type: PgType
     modifier: int
     not_null: bool
-    default: str | None
-    """The expression."""
+    has_default: bool
     missing: str | None
     """The value, as text, that rows have which are older than the column (a fast default)."""
     generated: str
@@ -136,6 +135,8 @@ class TableInfo:
     bytes: int
     selectable: bool
     """Whether we may read all of it."""
+    storage: str = ""
+    """Its file, another one when all rows were written anew; empty: it is partitioned."""
 
     @property
     def streamed(self) -> list[ColumnInfo]:
@@ -343,7 +344,7 @@ def tables(
             type=known[row.type],
             modifier=row.modifier,
             not_null=row.not_null,
-            default=row.default_text,
+            has_default=row.has_default,
             missing=row.missing,
             generated=row.generated,
         )
@@ -365,9 +366,12 @@ def _table(row: Any, columns: tuple[ColumnInfo, ...]) -> TableInfo:
         columns=columns,
         key=key,
         replica_identity=row.replica_identity,
-        identity={"d": key, "i": index, "f": everything, "n": ()}[row.replica_identity],
+        identity={"d": key if row.immediate else (), "i": index, "f": everything, "n": ()}[
+            row.replica_identity
+        ],
         rows=int(row.rows),
         bytes=int(row.bytes),
+        storage=row.storage or "",
         selectable=row.selectable,
     )
 
@@ -401,6 +405,8 @@ def types(connection: Connection) -> dict[int, PgType]:
     return {oid: make(oid) for oid in rows}
 
 
+# Nothing here waits for a table that somebody has locked, as pg_table_size and pg_get_expr would:
+# the capture asks while it streams.
 # The poorest identity of the leaves: what a partition logs is its own, whatever the root says.
 _TABLES = """
 select n.nspname as schema, c.relname as name, c.oid::bigint, c.relkind = 'p' as partitioned,
@@ -409,6 +415,9 @@ select n.nspname as schema, c.relname as name, c.oid::bigint, c.relkind = 'p' as
     else c.relreplident::text end as replica_identity,
   coalesce((select i.indkey::int2[] from pg_index i where i.indrelid = c.oid and i.indisprimary),
     '{}') as key,
+  not exists (select 1 from pg_index i where i.indrelid = c.oid and i.indisprimary
+    and not i.indimmediate) as immediate,
+  case when c.relkind = 'r' then pg_relation_filenode(c.oid)::text else '' end as storage,
   coalesce((select i.indkey::int2[] from pg_index i where i.indrelid = c.oid and i.indisreplident),
     '{}') as index,
   has_table_privilege(c.oid, 'select') or has_any_column_privilege(c.oid, 'select') and not exists (
@@ -417,7 +426,8 @@ select n.nspname as schema, c.relname as name, c.oid::bigint, c.relkind = 'p' as
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 cross join lateral (
   select coalesce(sum(nullif(l.reltuples, -1)), -1) as rows,
-    coalesce(sum(pg_table_size(l.oid)), 0) as bytes,
+    coalesce(sum(current_setting('block_size')::bigint * (l.relpages + coalesce(
+      (select t.relpages from pg_class t where t.oid = l.reltoastrelid), 0))), 0) as bytes,
     coalesce(bool_or(l.relpersistence <> 'p'), false) as unlogged,
     min(position(l.relreplident::text in 'ndif')) as poorest
   from pg_class l
@@ -432,7 +442,7 @@ order by 1, 2
 _COLUMNS = """
 select a.attrelid::bigint as table, a.attname as name, a.attnum as number,
   a.atttypid::bigint as type, a.atttypmod as modifier, a.attnotnull as not_null,
-  case when a.attgenerated = '' then pg_get_expr(d.adbin, d.adrelid) end as default_text,
+  a.attgenerated = '' and d.adbin is not null as has_default,
   case when a.atthasmissing then (a.attmissingval::text::text[])[1] end as missing,
   a.attgenerated::text as generated
 from pg_attribute a left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum

@@ -273,6 +273,7 @@ class Large:
             op = pa.array(["t"] * len(gone), pa.string())
             self._put(name, captured, rows, gone, op)
         captured.overtaken(self._one.xid)
+        captured.state.storage = ""  # its rows are in another file now: no other change of them
 
     def _put(
         self, name: Name, captured: Captured, rows: pa.RecordBatch, weight: Numbers, op: pa.Array

@@ -44,7 +44,7 @@ class Format:
 
 
 def format_of(
-    columns: Sequence[tuple[str, PgType, int]],
+    columns: Sequence[tuple[str, PgType | None, int]],
     topic: pa.Schema,
     key: Sequence[str],
     *,
@@ -55,7 +55,7 @@ def format_of(
     return Format(
         pa.schema([topic.field(name).with_nullable(True) for _, name, _, _ in known]),
         tuple(at for at, _, _, _ in known),
-        tuple((kind, modifier) for _, _, kind, modifier in known),
+        tuple((kind, modifier) for _, _, kind, modifier in known if kind is not None),
         tuple(key),
         numeric_as_text,
     )

@@ -364,9 +364,10 @@ def _identity(connection: Connection, table: TableInfo) -> Iterator[str]:
         where c.oid = %(table)s or c.oid in (select relid from pg_partition_tree(%(table)s))
         order by 1, 2
         """
-    index = None if table.key or table.partitioned else _best_index(connection, table)
-    best = "DEFAULT" if table.key else f"USING INDEX {identifier(index)}" if index else "FULL"
-    poor = "ni" if table.key else "nid"
+    key = table.key and table.replica_identity != "d"  # which would do, were it not deferrable
+    index = None if key or table.partitioned else _best_index(connection, table)
+    best = "DEFAULT" if key else f"USING INDEX {identifier(index)}" if index else "FULL"
+    poor = "ni" if key else "nid"
     for schema, name, has in connection.execute(query, {"table": table.oid}).fetchall():
         if has in poor:
             yield f"ALTER TABLE {quoted((schema, name))} REPLICA IDENTITY {best}"

@@ -4,8 +4,10 @@ A column is known by its number, which it keeps for ever, not by its name. One t
 is retired; one that it got is added; a rename is both, and so is a column that was dropped and made
 again under its name. A type that holds all values of the old one widens the column; any other
 begins a new generation of the topic; a type that the topic carries as the same text is another
-column (interval to text). The table is then read again, as it is after a rename, and
-where a new column has a value in rows that were there before (a default, which is not logged).
+column (interval to text). The table is then read again (USING may have changed the values), as it
+is after a rename, and where a new column has a value in rows that were there before (a default,
+which is not logged). The catalog may be ahead of the stream by several changes: a column that went
+and has no number there may be one that came, under another name.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ def redefine(
             numeric_as_text=numeric_as_text,
         )
         for column in relation.columns
+        if column.type_oid in captured.types  # or the type is gone by now, and the column too
     }  # fmt: skip
     now = {column.number: column for column in info.columns}
     numbers = {column.name: column.number for column in info.columns}
@@ -68,8 +71,9 @@ def redefine(
         widen, retype = retype, {}
     except errors.SchemaChangeRefused:
         pass
-    filled = [c for c in info.columns if c.missing is not None or c.default is not None]
-    if retype or rename or other or any(column.name in add for column in filled):
+    filled = [c for c in info.columns if c.missing is not None or c.has_default]
+    renamed = add and any(name not in state.columns for name in retire)  # perhaps: more than once
+    if retype or widen or rename or renamed or other or any(c.name in add for c in filled):
         captured.read_again(thorough=False)
         save()
     captured.forget_formats()

@@ -53,7 +53,7 @@ def fresh(state: State, log: EmbeddedLog) -> State:
     for one in state.tables.values():
         one.read_again()
         one.fence = -1
-        one.member = one.asked = 0
+        one.member = one.asked = one.oid = 0
     state.lsn = 0
     return state
 

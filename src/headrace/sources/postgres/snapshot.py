@@ -170,7 +170,7 @@ def copied(connection: psycopg.Connection, query: sql.Composed) -> Iterator[list
     pg = connection.pgconn
     result = pg.exec_(query.as_bytes(connection))
     if result.status != pq.ExecStatus.COPY_OUT:
-        raise error_from_result(result)
+        raise _error(connection, result)
     get, wait = pg.get_copy_data, select.poll()
     wait.register(pg.socket, select.POLLIN)
     while True:
@@ -185,9 +185,16 @@ def copied(connection: psycopg.Connection, query: sql.Composed) -> Iterator[list
         pg.consume_input()
     ended = pg.get_result()
     if ended is not None and ended.status != pq.ExecStatus.COMMAND_OK:
-        raise error_from_result(ended)
+        raise _error(connection, ended)
     while ended is not None:
         ended = pg.get_result()
+
+
+def _error(connection: psycopg.Connection, result: Any) -> psycopg.Error:
+    """What a result says; if the connection is cut it has no code, by which to know that it is."""
+    if connection.pgconn.status == pq.ConnStatus.BAD:
+        return psycopg.OperationalError(result.error_message.decode(errors="replace").strip())
+    return error_from_result(result)
 
 
 def _row_literal(values: Sequence[str]) -> sql.Composable:

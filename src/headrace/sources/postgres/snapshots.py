@@ -98,6 +98,7 @@ class Readers:
         self._dsn = dsn
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="headrace-snapshot")
         self._idle: list[psycopg.Connection] = []
+        self._busy: set[psycopg.Connection] = set()
         self._lock = threading.Lock()
         self._ended = False
         self.done: SimpleQueue[tuple[tuple[str, str], int, Read]] = SimpleQueue()
@@ -125,10 +126,15 @@ class Readers:
             own = self._idle.pop() if self._idle else None
         if own is None:
             own = psycopg.connect(self._dsn, autocommit=True)
+        with self._lock:
+            self._busy.add(own)
+            if self._ended:
+                own.close()
         try:
             yield own
         finally:
             with self._lock:
+                self._busy.discard(own)
                 if self._ended or own.closed:
                     own.close()
                 else:
@@ -140,6 +146,10 @@ class Readers:
             self._ended = True
             for one in self._idle:
                 one.close()
+            busy = [*self._busy]
+        for one in busy:  # it may wait for a lock, and the process for it
+            with contextlib.suppress(psycopg.Error):
+                one.cancel_safe(timeout=1.0)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -50,7 +50,13 @@ class TableState:
     """Stopped: why."""
     fence: int = 0
     """A chunk counts only if all transactions before this one have ended: what they wrote to the
-    table before it was published is not in the stream. -1: the next number, when it is read."""
+    table before it was published is not in the stream, and after a restart nobody knows the keys
+    that the stream has said. -1: the next number, when it is read."""
+    oid: int = 0
+    """The table's: another one, and it is another table of the same name."""
+    storage: str = ""
+    """Its file; another one, and all rows were written anew, without a word in the stream (or
+    everything is in another file for nothing, as by VACUUM FULL). Empty: any is right."""
     asked: int = 0
     """How often somebody has asked for a snapshot, as far as it was heard."""
 
