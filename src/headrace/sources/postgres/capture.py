@@ -432,7 +432,8 @@ class Capture:
             state.oid, state.storage = info.oid, info.storage
         captured = self._tables.get(name)
         if captured is None:
-            state.fence = -1  # which keys the stream has said before is not known any more
+            if state.key:
+                state.fence = -1  # which keys the stream has said before is not known any more
             if state.status == SNAPSHOTTING and (state.thorough or not state.key):
                 state.read_again()  # which rows it has seen is not known any more
             self._tables[name] = Captured(
@@ -708,7 +709,8 @@ class Capture:
                 continue
             if captured.state.topic in {topic.name for topic in self.log.topics()}:
                 captured.read_again()
-                captured.state.fence = -1  # perhaps it was not published all the time
+                if captured.state.key:
+                    captured.state.fence = -1  # perhaps it was not published all the time
             else:  # it could not be captured: perhaps now it can
                 del self._tables[captured.info.schema, captured.info.name]
                 del self.state.tables[table]
