@@ -525,6 +525,28 @@ def test_a_large_backlog_comes_in_several_cuts_and_a_large_entry_in_chunks(
     checked(log, free)
 
 
+def test_rows_that_change_again_and_again_are_applied_once(
+    log: EmbeddedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backlog counts by the rows of the target that it changes, not by its own; a bag too."""
+    monkeypatch.setattr(cuts, "CUT_ROWS", 50)
+    bank = Bank(log)
+    log.create_topic("bag", "v bigint", kind="changes")
+    topics = {"accounts": ACCOUNTS, "bag": "bag"}
+    kept = Kept("q", "main", topics, frozenset(), hr.SQLite(str(tmp_path / "t.db")))
+    seen = []
+    with Follower(log, kept, report=lambda state: seen.append(state.cut)) as follower:
+        follower.run("caught up")
+        for n in range(60):
+            bank.change({i: {"owner": "ab"[n % 2], "balance": n} for i in range(n % 3, 7)})
+            log.append("bag", [{"v": n % 4, "_weight": 1 if n % 5 else -1} for _ in range(3)])
+        bank.change({3: None})
+        before = len(set(seen))
+        follower.run("caught up")
+    assert len(set(seen)) - before <= 2
+    checked(log, kept)
+
+
 def test_a_token_waits_until_it_is_there(log: EmbeddedLog, tmp_path: Path) -> None:
     bank = Bank(log)
     kept = kept_in(hr.SQLite(str(tmp_path / "t.db")))

@@ -11,9 +11,10 @@ changed and which is built anew, is not named, and there is no cut until it is. 
 inputs move (T, T'] and the views (C, C'], each in whole entries. Without views every position is a
 cut.
 
-**How much at once.** Commits are taken together until they bring `CUT_ROWS` rows: what is behind
-comes in a few transactions, what is live in one a commit. A commit of more than `LARGE_ROWS` is not
-held in memory: its topics are read one by one, in chunks, while the target takes them.
+**How much at once.** Commits are taken together until they change `CUT_ROWS` rows of the target,
+added up at the ends of entries as they come: what is behind comes in a few transactions, however
+often its rows changed, what is live in one a commit. A commit that changes more than `LARGE_ROWS`
+is not held in memory: its topics are read one by one, in chunks, while the target takes them.
 
 Two readings go along, one of the inputs and one of the views. A reading hands out batches of
 several entries, so what is beyond a cut waits in its `Feed` for the next one. When a topic gets a
@@ -178,30 +179,41 @@ class Between:
         Raises `NewVersion`. After a step that is `large`, or that was not applied, begin again.
         """
         found: dict[str, list[Part]] = {}
-        rows, cut = 0, self._cut
-        while cuts and rows < CUT_ROWS:
+        made: dict[str, pa.RecordBatch] = {}
+        rows = waiting = held = 0
+        cut = self._cut
+        while cuts and held < CUT_ROWS:
             cut = cuts[0]
             for part in self._rows(cut):
                 found.setdefault(part.topic, []).append(part)
                 rows += len(part.positions)
+                waiting += len(part.positions)
+                if part.ends and waiting >= CUT_ROWS:
+                    held, waiting = self._add(found, made), 0
                 # Beyond the cut a window may have rows that wait, of other topics.
-                if self._free and 0 < part.ends <= cut.through and rows >= CUT_ROWS:
+                if self._free and 0 < part.ends <= cut.through and held >= CUT_ROWS:
                     cut = Cut(part.ends, part.ends)
                     break
-                if rows > LARGE_ROWS and not self._free:
-                    return self._large(cuts.popleft())
-                if rows > 2 * LARGE_ROWS:  # an entry so large that no end of one was seen
+                if max(held, waiting) > LARGE_ROWS:
                     return self._large(cuts.popleft())
             if cut == cuts[0]:
                 cuts.popleft()
-        changes = []
-        for topic, parts in found.items():
-            batch = pa.concat_batches([part.rows for part in parts])
-            positions = np.concatenate([part.positions for part in parts])
-            made = added_up(self._tables[topic], batch, positions)
-            changes.append(Changes(self._tables[topic], _once(made)))
+        self._add(found, made)
+        changes = [Changes(self._tables[topic], _once(change)) for topic, change in made.items()]
         self._cut = cut
         return Step(cut, changes, rows, large=False)
+
+    def _add(self, found: dict[str, list[Part]], made: dict[str, pa.RecordBatch]) -> int:
+        """Put what was found over the changes made so far; how many rows these have then."""
+        for topic, parts in found.items():
+            table, fresh = self._tables[topic], _added(self._tables[topic], parts)
+            if topic in made:
+                both = [made[topic], fresh]
+                when = np.repeat([0, 1], [one.num_rows for one in both])
+                fresh = added_up(table, pa.concat_batches(both), when)
+            made[topic] = fresh
+        found.clear()
+        return sum(change.num_rows for change in made.values())
 
     def _rows(self, cut: Cut) -> Iterator[Part]:
         for feed, position in ((self._inputs, cut.through), (self._views, cut.position)):
