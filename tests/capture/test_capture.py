@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +256,7 @@ def test_a_type_that_is_carried_as_the_same_text_is_another_column(
     shop = capture(log, database.dsn())
     shop.run("caught up")
 
-    def of(name: str) -> tuple[str | None, list[str | None]]:
+    def of(name: str) -> tuple[str | None, list[Any]]:
         rows = log.table("shop.public.spans").scan(columns=[name]).read_all()
         return log.topic("shop.public.spans").schema.column(name).comment, rows[name].to_pylist()
 
@@ -270,6 +271,14 @@ def test_a_type_that_is_carried_as_the_same_text_is_another_column(
     run("update spans set span = 'none' where id = 2")
     shop.run("caught up")
     assert of("span") == (None, ["01:30:00", "none"])
+    versions = len(log.topic("shop.public.spans").schemas)
+    run("alter table spans alter price type numeric(8, 1)")
+    shop.run("caught up")
+    assert of("price") == (None, [Decimal("1.5"), None])
+    run("alter table spans alter price type numeric")
+    shop.run("caught up")
+    assert of("price") == ("postgresql numeric", ["1.5", None])
+    assert len(log.topic("shop.public.spans").schemas) == versions + 2
 
 
 SILENT = {

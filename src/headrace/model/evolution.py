@@ -62,18 +62,18 @@ def evolve(
     nullable: Sequence[str] = (),
     retire: Sequence[str] = (),
     rename: Mapping[str, str] | None = None,
-    retype: Mapping[str, str | pa.DataType] | None = None,
+    retype: Mapping[str, str | pa.DataType | pa.Field] | None = None,
     key: Sequence[str] = (),
     event_time: str | None = None,
 ) -> Schema:
     """Give the next version of a schema; the next generation too if there is a ``retype``.
 
     ``add`` is DDL or a pyarrow schema of new columns, which come last. ``widen`` and ``retype``
-    give types by the names of columns; ``nullable`` names columns that may be null from now on;
-    ``rename`` is old name to new name. Renamed and retyped columns keep their place in the order,
-    and get a new id. ``key`` and ``event_time`` name the topic's columns that are bound: they keep
-    name and meaning (a key may be widened among integers, which moves no row to another
-    partition; retyping starts a new generation and is allowed).
+    give types by the names of columns (``retype`` also fields, with a comment); ``nullable`` names
+    columns that may be null from now on; ``rename`` is old name to new name. Renamed and retyped
+    columns keep their place in the order, and get a new id. ``key`` and ``event_time`` name the
+    topic's columns that are bound: they keep name and meaning (a key may be widened among integers,
+    which moves no row to another partition; retyping starts a new generation and is allowed).
 
     Raises `SchemaChangeRefused`, naming what to do instead; `WrongColumn` for an unknown column;
     `BadSchema` and `ReservedName` as `schema_of` does.
@@ -83,7 +83,12 @@ def evolve(
     change.nullable(nullable)
     change.retire(retire)
     change.rename(rename or {})
-    change.retype({name: _type_of(spec, name) for name, spec in (retype or {}).items()})
+    for name, spec in (retype or {}).items():
+        if isinstance(spec, pa.Field):
+            (field,) = fields_of(pa.schema([spec]))
+            change.retype(name, field.type, field.comment)
+        else:
+            change.retype(name, _type_of(spec, name), schema.column(name).comment)
     if add is not None:
         change.add(add)
     return change.result(schema.generation + 1 if retype else schema.generation)
@@ -192,19 +197,18 @@ class _Change:
             )
             self.columns[column.id] = [replace(column, retired=True), added]
 
-    def retype(self, wanted: Mapping[str, pa.DataType]) -> None:
-        for name, new in wanted.items():
-            column = self._begin(name, "retyped")
-            if column.type == new:
-                fact = f"column '{name}' is {spell(new)} already"
-                raise _refused(name, fact, fix="leave it out of the change")
-            if name in self.key:
-                key_tag(new, name)
-            if name == self.event_time and not pa.types.is_timestamp(new):
-                fact = f"event time column '{name}' cannot become {spell(new)}"
-                raise _refused(name, fact, fix="use timestamp or timestamp_ntz")
-            added = replace(column, id=next(self.ids), type=new, renamed_from=None)
-            self.columns[column.id] = [replace(column, retired=True), added]
+    def retype(self, name: str, new: pa.DataType, comment: str | None) -> None:
+        column = self._begin(name, "retyped")
+        if column.type == new:
+            fact = f"column '{name}' is {spell(new)} already"
+            raise _refused(name, fact, fix="leave it out of the change")
+        if name in self.key:
+            key_tag(new, name)
+        if name == self.event_time and not pa.types.is_timestamp(new):
+            fact = f"event time column '{name}' cannot become {spell(new)}"
+            raise _refused(name, fact, fix="use timestamp or timestamp_ntz")
+        added = replace(column, id=next(self.ids), type=new, renamed_from=None, comment=comment)
+        self.columns[column.id] = [replace(column, retired=True), added]
 
     def add(self, spec: str | pa.Schema) -> None:
         for field in fields_of(spec):

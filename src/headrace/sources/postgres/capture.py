@@ -157,6 +157,7 @@ class Capture:
         ever. Lost connections are made again; what cannot be mended is a named error.
         """
         pause, away, self._stopping = 0.1, time.monotonic(), False
+        in_use = 0.0  # since when another one has the slot
         if not self._sound:
             self._read_state()
         self._sound = False
@@ -173,9 +174,11 @@ class Capture:
                         away = time.monotonic()
                         self._snapshots.end()
             except (psycopg.OperationalError, errors.SlotInUse) as error:
-                if until is not None and time.monotonic() - away >= PATIENCE_SECONDS:
-                    if isinstance(error, errors.SlotInUse):
-                        raise
+                now, others = time.monotonic(), isinstance(error, errors.SlotInUse)
+                in_use = (in_use or now) if others else 0.0
+                if others and now - in_use >= PATIENCE_SECONDS:
+                    raise
+                if until is not None and now - away >= PATIENCE_SECONDS:
                     said = str(error).partition("\n")[0]
                     raise errors.SourceAway(
                         f"the database of capture '{self.name}' is away: {said}", place=self.name

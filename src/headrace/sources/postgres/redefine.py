@@ -12,7 +12,7 @@ and has no number there may be one that came, under another name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
@@ -76,18 +76,21 @@ def redefine(
     if retype or widen or rename or renamed or other or any(c.name in add for c in filled):
         captured.read_again(thorough=False)
         save()
+
+    def fields_of(names: Iterable[str]) -> list[pa.Field]:
+        types = {
+            one.name: (captured.types[one.type_oid], one.type_modifier) for one in relation.columns
+        }
+        return [pa.field(n, wanted[n], metadata=told(*types[n], wanted[n])) for n in names]
+
     captured.forget_formats()
     captured.drop()  # what was read has the columns of before
     if retire or rename:
         log.alter_topic(state.topic, retire=retire, rename=rename)
     if add:
-        fields = []
-        for new in relation.columns:
-            if new.name in add:
-                kind = wanted[new.name]
-                says = told(captured.types[new.type_oid], new.type_modifier, kind)
-                fields.append(pa.field(new.name, kind, metadata=says))
-        log.alter_topic(state.topic, add=pa.schema(fields))
+        log.alter_topic(state.topic, add=pa.schema(fields_of(add)))
     if widen or retype:
-        log.alter_topic(state.topic, widen=widen, retype=retype)
+        log.alter_topic(
+            state.topic, widen=widen, retype={one.name: one for one in fields_of(retype)}
+        )
     state.columns = {name: numbers[name] for name in wanted if name in numbers}
