@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.testing.shop import write_project
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -32,6 +34,13 @@ def test_a_page_shows_each_example_and_its_output(program: Path) -> None:
     shown = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL)
     outputs = [output for text, output in shown if program.read_text().endswith(f"\n{text}")]
     assert outputs == [printed(program)]
+
+
+def test_the_readme_shows_the_pipeline_of_the_demo(tmp_path: Path) -> None:
+    """What the README calls a pipeline is what `./run demo` runs."""
+    write_project(tmp_path, "postgresql://user@host/shop", "postgresql://user@host/views")
+    shown = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert shown == [(tmp_path / "pipeline.py").read_text()]
 
 
 RUN = re.compile(r"<!-- run -->\n```python\n(.*?)```\n\n```\n(.*?)```", re.DOTALL)

@@ -129,10 +129,12 @@ def balances(entries):
         F.sum("amount").alias("balance"), F.count("*").alias("bookings")
     )
 
-{more}
-shop.keep({kept}, *TABLES, in_=hr.Table("{target}"))
+
+{more}shop.keep(
+    {kept}, *TABLES, in_=hr.Table("{target}")
+)
 '''
-MORE = """
+MORE = """\
 size_of = F.udf(lambda amount: "small" if amount < 100 else "large", "string")  # Python workers
 
 
@@ -148,6 +150,7 @@ def total(balances):  # no key: here what is applied twice is there twice
 @shop.view(key="size")
 def sizes(payments):
     return payments.groupBy(size_of("amount").alias("size")).agg(F.count("*").alias("payments"))
+
 
 """
 VIEWS = ("revenue", "bestsellers", "balances")
