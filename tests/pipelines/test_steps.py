@@ -171,7 +171,7 @@ def less(a: Row, b: Row) -> bool:
 @pytest.mark.parametrize("residual", [None, less])
 @pytest.mark.parametrize("kind", ["inner", "left", "right", "full", "semi", "anti", "existence"])
 def test_joins(tmp_path: Any, kind: str, residual: Any, keys: int) -> None:
-    for seed in range(6):
+    for seed in range(3):
         chance = random.Random(f"{kind} {keys} {seed}")
         a, b = scan("a", pa.int64(), pa.string()), scan("b", pa.int64(), pa.string())
         types = [pa.int64(), pa.string()]
@@ -307,7 +307,7 @@ VALUES: dict[str, tuple[pa.DataType, pa.DataType, Callable[[random.Random], Any]
 @pytest.mark.parametrize("kind", VALUES)
 def test_aggregates(tmp_path: Any, kind: str, keys: int) -> None:
     argument, result, pick = VALUES[kind]
-    for seed in range(10):
+    for seed in range(5):
         chance = random.Random(f"{kind} {keys} {seed}")
         source = scan("a", *[pa.string()] * keys, argument, pa.bool_())
         calls = [
@@ -393,7 +393,7 @@ def test_a_sum_that_overflows_without_ansi_wraps_around_or_is_null(tmp_path: Any
 
 
 def test_distinct(tmp_path: Any) -> None:
-    for seed in range(10):
+    for seed in range(5):
         chance = random.Random(seed)
         source = scan("a", pa.int64(), pa.float64())
         run = Run(str(tmp_path / str(seed)), Distinct(over=source, columns=source.columns, **PLAIN))
