@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-FIRST = ("test_views_bank", "test_slice.py", "test_demo", "test_run.py")
+FIRST = (
+    "test_slice.py",
+    "test_views_bank",
+    "test_demo",
+    "test_run.py",
+    "test_views_sql",
+    "test_lift",
+)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest first: else one worker is still at it when the other has nothing left."""
+    """Files that take long first: else one worker is still at them when the other is done."""
 
     def late(item: pytest.Item) -> int:
-        groups = [mark.args[0] for mark in item.iter_markers("xdist_group")]
-        return 0 if "spark" in groups else 1 if any(one in item.nodeid for one in FIRST) else 2
+        file = item.nodeid.partition("::")[0]
+        long = [number for number, name in enumerate(FIRST) if name in file]
+        return long[0] if long else len(FIRST) + ("/pipelines/" not in file)
 
     items.sort(key=late)
 

@@ -670,7 +670,6 @@ CASES = [
         code,
         function,
         id=f"{code}-{function.__name__}",
-        marks=[pytest.mark.xdist_group("spark")] if code.startswith("HR-VIEW") else [],
     )
     for code, functions in PROVOCATIONS.items()
     for function in functions

@@ -38,8 +38,8 @@ class Step:
 
 
 def steps(report: Path, pytest_arguments: list[str]) -> list[Step]:
-    # loadgroup: the tests that need Spark share one session, in one worker (tests/conftest.py).
-    pytest = ["pytest", "-q", "-n", "2", "--dist", "loadgroup"]
+    # loadfile: the tests of a file share a server, a project or a session, in one worker.
+    pytest = ["pytest", "-q", "-n", "2", "--dist", "loadfile"]
     pytest += [f"--junit-xml={report}", *pytest_arguments]
     return [
         Step("format", ["ruff", "format", "--check", *FOLDERS]),

@@ -280,7 +280,6 @@ def both(postgres: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.xdist_group("debezium")
 @pytest.mark.parametrize("table", ["everything", "whole", "loose"])
 def test_every_event_is_debeziums(both: Both, table: str) -> None:
     """Tables whose old rows the server gives too: the events are equal."""
@@ -294,7 +293,6 @@ def test_every_event_is_debeziums(both: Both, table: str) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.xdist_group("debezium")
 def test_old_rows_that_the_server_does_not_give(both: Both) -> None:
     """With the default replica identity Debezium knows only keys; the log knows all of it."""
     theirs, ours = both.theirs("plain"), both.ours["plain"]
@@ -324,7 +322,6 @@ def _without_rows(event: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.xdist_group("debezium")
 @pytest.mark.parametrize("mode", ["string", "double"])
 def test_decimals_in_other_forms(both: Both, mode: str) -> None:
     names = ("numeric", "numeric_s", "numeric_0", "numeric_big", "money", "price", "a_numeric_s")

@@ -13,8 +13,6 @@ import pytest
 import headrace as hr
 from tests.cli.conftest import Headrace
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 FILE = """
 import headrace as hr
 from pyspark.sql import functions as F

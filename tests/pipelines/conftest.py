@@ -1,17 +1,10 @@
-"""One Spark session for all tests that ask for it: these run in one worker."""
+"""One Spark session in a worker, for all tests that ask for it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from headrace.testing.postgres import Server, fresh_database
 from tests.cli.conftest import Headrace, folder, headrace
 
 __all__ = ["folder", "headrace"]
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module", autouse=True)

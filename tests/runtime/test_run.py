@@ -25,7 +25,7 @@ from headrace.runtime.status import project_status
 from headrace.testing.postgres import Server, fresh_database
 from tests.runtime.kit import Running, alive, commands, family, until
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 PIPELINE = """
 import headrace as hr

@@ -32,7 +32,6 @@ from tools.system import CHROMIUM
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM.found(), reason=f"no Chromium: no {CHROMIUM.purpose}"),
-    pytest.mark.xdist_group("chromium"),
 ]
 PATIENCE_MS = 60_000
 
