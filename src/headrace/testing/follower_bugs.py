@@ -22,7 +22,7 @@ from headrace.testing.hunt import Catch, _short, put_between, table
 from headrace.testing.postgres import Server
 
 BEGIN, END = "<!-- bugs of followers: begin -->", "<!-- bugs of followers: end -->"
-NOTE = "lambda found: self._note(found, touched, cut)"
+NOTE = "lambda found: self._note(found, keyed, cut)"
 
 BUGS = [
     Bug("the cut is written after the transaction", "follower", (
