@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 FIRST = (
@@ -29,4 +31,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Whoever watches a run of twenty minutes need not wait for its end."""
     if report.failed:
-        print(f"\nfailed: {report.nodeid}", flush=True)
+        sys.stdout.write(f"\nfailed: {report.nodeid}\n")
