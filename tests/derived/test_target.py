@@ -6,13 +6,16 @@ Cannot catch: what a crash of the server's machine would do; PostgreSQL answers 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import headrace as hr
+from headrace import errors
 from headrace.derived.follower import Follower
+from headrace.derived.sqlite import SQLiteTarget
 from headrace.interfaces import Kept, Target
 from headrace.testing.target_suite import CHECKS, Open
 from tests.capture.conftest import Database
@@ -72,3 +75,24 @@ def test_captured_types_are_themselves_again(database: Database, tmp_path: Path)
             f"select {columns} from things except select {columns} from kept.things"
         )
         assert left.fetchall() == []
+
+
+def test_a_new_file_is_opened_by_several_at_once(tmp_path: Path) -> None:
+    """A follower and who waits for it: nobody is told that the file is locked."""
+    refused: list[BaseException] = []
+
+    def opened(path: str, together: threading.Barrier) -> None:
+        together.wait()
+        try:
+            SQLiteTarget(path, "p/main").close()
+        except errors.HeadraceError as error:
+            refused.append(error)
+
+    for number in range(60):
+        given = str(tmp_path / f"{number}.db"), threading.Barrier(4)
+        threads = [threading.Thread(target=opened, args=given) for _ in range(4)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    assert refused == []

@@ -63,6 +63,8 @@ def test_the_environment_goes_before_the_file(
     project = made(tmp_path, "[capture.my-shop]\n[page]\nport = 9\n")
     assert (project.log, project.port) == (tmp_path / "other", 0)
     assert project.captures[0].dsn == "host=b"
+    monkeypatch.setenv("HEADRACE_LOG", "")  # set to nothing is not set: not the project's folder
+    assert made(tmp_path, "").log == tmp_path / "data"
 
 
 @pytest.mark.parametrize(

@@ -91,11 +91,15 @@ def shop(
 def test_a_part_says_when_it_is_ready_and_the_status_shows_it(shop: Shop) -> None:
     part = shop.running.comes("capture/shop", "running")
     shop.comes(shop.insert())
-    status = shop.status()
+
+    def live() -> dict[str, Any] | None:
+        status = shop.status()
+        tables = status["captures"][0]["tables"]
+        return status if tables.get("public.orders", {}).get("status") == "live" else None
+
+    status = until(live, "that the table is live")
     assert status["supervisor"]["pid"] == shop.running.pid
     assert status["parts"][0]["pid"] == part["pid"]
-    tables = status["captures"][0]["tables"]
-    assert tables["public.orders"]["status"] == "live"
     published = json.loads(shop.running.project.parts_file.read_text())
     assert published["parts"][0]["pid"] == part["pid"]
 

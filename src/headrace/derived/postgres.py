@@ -326,13 +326,21 @@ class PostgresTarget:
                 failed += self._halved(one.table, chunk)
         return self._settled(failed)
 
-    def _halved(self, table: KeptTable, rows: pa.RecordBatch) -> list[Failed]:
+    def _halved(
+        self, table: KeptTable, rows: pa.RecordBatch, *, loading: bool = False
+    ) -> list[Failed]:
         """Take rows in halves; those that cannot be taken."""
         if not rows.num_rows:
             return []
         self._run("savepoint half")
         try:
-            self._merge(table, table.name, rows, replace=True)
+            if not loading:
+                self._merge(table, table.name, rows, replace=True)
+            elif table.key:
+                names = table.schema.names
+                self._copy(self._table(f"_new_{table.name}"), names, as_csv(rows.select(names)))
+            else:
+                self._merge_multiset(table, f"_new_{table.name}", rows)
             self._run("release savepoint half")
         except psycopg.Error as error:
             if not _is_refusal(error):
@@ -343,8 +351,8 @@ class PostgresTarget:
         else:
             return []
         middle = rows.num_rows // 2
-        first = self._halved(table, rows.slice(0, middle))
-        return first + self._halved(table, rows.slice(middle))
+        halves = rows.slice(0, middle), rows.slice(middle)
+        return [one for half in halves for one in self._halved(table, half, loading=loading)]
 
     def _settled(self, failed: list[Failed]) -> list[Refused]:
         """Try again while it helps; what is left is refused, and gone from its table.
@@ -617,30 +625,8 @@ class PostgresTarget:
         table = change.table
         if not table.key:
             self._temp(table)
-        return [one for chunk in change.chunks() for one in self._load_halved(table, chunk)]
-
-    def _load_halved(self, table: KeptTable, rows: pa.RecordBatch) -> list[Failed]:
-        names, new = table.schema.names, f"_new_{table.name}"
-        if not rows.num_rows:
-            return []
-        self._run("savepoint half")
-        try:
-            if table.key:
-                self._copy(self._table(new), names, as_csv(rows.select(names)))
-            else:
-                self._merge_multiset(table, new, rows)
-            self._run("release savepoint half")
-        except psycopg.Error as error:
-            if not _is_refusal(error):
-                raise
-            self._back_to("half")
-            if rows.num_rows == 1:
-                return [(table, rows, error)]
-        else:
-            return []
-        middle = rows.num_rows // 2
-        first = self._load_halved(table, rows.slice(0, middle))
-        return first + self._load_halved(table, rows.slice(middle))
+        chunks = change.chunks()
+        return [one for rows in chunks for one in self._halved(table, rows, loading=True)]
 
     def swap(self, epoch: int, cut: Cut, refuse: Refuse) -> None:
         """See `Target`."""

@@ -36,8 +36,8 @@ class SQLiteTarget:
             self._db = sqlite3.connect(
                 path, isolation_level=None, timeout=30, check_same_thread=False
             )
-            self._db.execute("pragma journal_mode = wal")
-            self._db.execute(
+        with self._transaction():
+            self._run(
                 "create table if not exists _headrace (follower primary key, epoch, log, through, "
                 "position, tables, loading)"
             )

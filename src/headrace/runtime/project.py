@@ -201,7 +201,7 @@ def _checked(root: Path, data: Mapping[str, Any], environment: Mapping[str, str]
     return Project(
         root,
         data.get("name", root.name),
-        root / environment.get("HEADRACE_LOG", data.get("log", "data")),
+        root / (environment.get("HEADRACE_LOG") or data.get("log", "data")),
         captures,
         tuple(root / one for one in pipelines),
         _port(page.get("port", PORT), environment.get("HEADRACE_PORT"), place),
