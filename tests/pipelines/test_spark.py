@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging.config
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 
 from headrace.errors import NoJava
 from headrace.pipelines import spark as spark_module
@@ -91,3 +93,12 @@ def listening(pid: int) -> list[str]:
             if fields[3] == "0A" and fields[9] in sockets:
                 found.append(fields[1])
     return found
+
+
+def test_who_configures_logging_does_not_break_the_errors_of_spark(
+    spark: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})  # as uvicorn does
+    with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND"):
+        spark.sql("select * from nowhere")
+    assert capfd.readouterr().err == ""

@@ -107,6 +107,7 @@ def session(
     """
     try:
         from pyspark import SparkConf, SparkContext
+        from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise NoSpark("pyspark is not installed", place=sys.executable) from error
@@ -124,7 +125,10 @@ def session(
             builder = builder.config(name, value)
         started: SparkSession = builder.getOrCreate()
         for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-            logging.getLogger(name).disabled = True  # each error as a page of JSON on stderr
+            # Each error as a page of JSON on stderr. Muted by its level, and made by Spark:
+            # dictConfig (uvicorn's, or the user's) enables every logger again, and a plain one
+            # would raise a TypeError in the middle of Spark's errors.
+            PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
         return started
 
 
