@@ -1,4 +1,4 @@
-"""The promises between the parts. Each has a conformance suite in `headrace.testing`."""
+"""The promises between the parts, with their conformance suites: `headrace.testing`'s `*_suite`."""
 
 from __future__ import annotations
 
