@@ -1007,6 +1007,15 @@ class FileThere(UsageError):
     fix = "name an empty folder: headrace init DIR"
 
 
+class NotInstalled(UsageError):
+    """The demo needs packages that are not there."""
+
+    code = "HR-PROJECT-009"
+    title = "what the demo needs is not installed"
+    why = "it starts a PostgreSQL, Spark and the page; the base install does without them"
+    fix = "pip install 'headrace[all]'"
+
+
 # --- verify and tokens ----------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli.demo import demo
 from headrace.cli.init import init
 from headrace.cli.part import run_page
 from headrace.runtime.control import ask
@@ -79,6 +80,11 @@ def file_there(folder: str, patch: pytest.MonkeyPatch) -> None:
     init.main([folder], standalone_mode=False)
 
 
+def not_installed(folder: str, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("headrace.cli.demo.find_spec", lambda name: name != "pyspark" or None)
+    demo.main([], standalone_mode=False)
+
+
 PROVOCATIONS: dict[str, list[Callable[[str, pytest.MonkeyPatch], object]]] = {
     "HR-PROJECT-001": [no_project],
     "HR-PROJECT-002": [bad_project, nothing_to_run],
@@ -88,4 +94,5 @@ PROVOCATIONS: dict[str, list[Callable[[str, pytest.MonkeyPatch], object]]] = {
     "HR-PROJECT-006": [port_taken],
     "HR-PROJECT-007": [no_serve],
     "HR-PROJECT-008": [file_there],
+    "HR-PROJECT-009": [not_installed],
 }

