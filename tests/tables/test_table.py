@@ -412,3 +412,42 @@ def test_rows_of_one_entry_count_by_their_sum_not_by_the_last(log: EmbeddedLog) 
     for weights, there in (([1, 1, -1], [1]), ([-1, -1, 1], [])):
         log.append("sums", [{"k": 1, "v": 1, "_weight": one} for one in weights])
         assert log.table("sums").scan().read_all().column("v").to_pylist() == there
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_an_entry_in_several_batches_says_what_it_says_in_one(seed: int, tmp_path: Path) -> None:
+    """Old rows go and new ones come in any order, over any borders; also rows that come and go.
+
+    Not here: two rows of one key that are there at once in an earlier batch.
+    """
+    rng = random.Random(seed)
+    with hr.connect(tmp_path / "log") as log:
+        log.create_topic("t", "id bigint, v bigint", key="id", kind="changes")
+        now: dict[int, int] = {}
+        fresh = iter(range(10**6))
+        for _ in range(8):
+            after = {key: now.get(key, -1) for key in rng.sample(range(12), 6) if key in now}
+            after |= {key: next(fresh) for key in rng.sample(range(12), 5)}
+            took = [(-1, key, value) for key, value in now.items() if after.get(key) != value]
+            gave = [(1, key, value) for key, value in after.items() if now.get(key) != value]
+            rows = took + gave
+            rng.shuffle(rows)
+            for passing in rng.sample(range(50, 60), 3):
+                at = rng.randrange(len(rows) + 1)
+                rows.insert(at, (1, passing, 0))
+                rows.insert(rng.randrange(at + 1, len(rows) + 1), (-1, passing, 0))
+            cuts = sorted(rng.sample(range(len(rows) + 1), 3))
+            parts = [rows[a:b] for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
+            schema = pa.schema([("_weight", pa.int64()), ("id", pa.int64()), ("v", pa.int64())])
+            batches = [
+                pa.RecordBatch.from_pylist(
+                    [dict(zip(schema.names, row, strict=True)) for row in part], schema
+                )
+                for part in parts
+                if part
+            ]
+            reader = pa.RecordBatchReader.from_batches(schema, batches)
+            log.append("t", log.stage("t", reader))
+            now = after
+            found = log.table("t").scan().read_all()
+            assert {row["id"]: row["v"] for row in found.to_pylist()} == now

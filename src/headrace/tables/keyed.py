@@ -21,13 +21,15 @@ order; `scan` puts each such group into order by the key columns themselves.
 are: a row that is there in the end is the key's row, if several the last; if only rows are gone, so
 is the key; and if nothing is left (a row came and went) the entry says nothing of the key. Rows of
 a large entry come in several batches: within a batch they are added up, and a later batch counts
-over an earlier one. In an `events` topic the last row of the entry counts; with `_op = 'd'` the key
-is gone.
+over an earlier one, but for a key whose new row came in one and whose old row goes in the other: it
+is there (`not_taken_back`). In an `events` topic the last row of the entry counts; with `_op = 'd'`
+the key is gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +38,19 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from headrace.tables.hashing import Words, bytes_of, fixed, hash64, is_bytes, order64, valid_of
-from headrace.tables.runs import WEIGHT, WORD, Index, differs, sorted_order, take_rows
+from headrace.tables.runs import (
+    WEIGHT,
+    WORD,
+    Index,
+    differs,
+    find_rows,
+    identity,
+    sorted_order,
+    take_rows,
+)
+
+if TYPE_CHECKING:
+    from headrace.tables.collection import Collection
 
 GONE = "_gone"
 POSITION = "_position"
@@ -165,8 +179,7 @@ def what_is_left(
     """
     if not rows.num_rows:
         return np.empty(0, np.int64), np.empty(0, bool)
-    content = [rows.column(at) for at, name in enumerate(rows.schema.names) if name[:1] != "_"]
-    words = [*of_key, hash64(content, ~seed & 0xFFFF_FFFF)]
+    words = [*of_key, _content(rows, seed)]
     order = sorted_order(words)
     if order is None:
         order = np.arange(rows.num_rows)
@@ -182,3 +195,47 @@ def what_is_left(
     # What is there counts over what is gone, then what came last.
     best = np.maximum.reduceat(last[left] | ((weight[left] > 0) << 62), groups)
     return best & ((1 << 62) - 1), best >> 62 > 0
+
+
+def _content(rows: pa.RecordBatch, seed: int) -> Words:
+    """A hash of all columns that are not Headrace's own."""
+    columns = [rows.column(at) for at, name in enumerate(rows.schema.names) if name[:1] != "_"]
+    return hash64(columns, ~seed & 0xFFFF_FFFF)
+
+
+def probed(
+    collection: Collection, words: Sequence[Words], position: int
+) -> tuple[Index, pa.RecordBatch]:
+    """Which of the keys have a version at a position, in their order, and the newest of each."""
+    batch = collection.probe(np.unique(words[0]))
+    found = identity(batch)
+    visible = np.flatnonzero(found[-2] >= np.uint64(~position & 0xFFFF_FFFF_FFFF_FFFF))
+    keys = [word[visible] for word in found[:-2]]
+    first = np.ones(len(visible), bool)
+    first[1:] = differs(keys)
+    rows = visible[first]
+    if not len(rows):
+        return rows, take_rows(batch, rows)
+    at, there = find_rows([key[first] for key in keys], words)
+    asked = np.flatnonzero(there)
+    return asked, take_rows(batch, rows[at[asked]])
+
+
+def not_taken_back(
+    part: pa.RecordBatch, rows: pa.RecordBatch, before: Collection, position: int, seed: int
+) -> pa.RecordBatch:
+    """The versions of a later batch of an entry, without the keys that are not gone after all.
+
+    `part` are those of `rows`, and `before` has what earlier batches of the entry at `position`
+    said. A row that these brought, and that `rows` do not take back, is still there: what they take
+    is the row from before the entry.
+    """
+    words = identity(part)
+    gone = np.flatnonzero(part.column(GONE).to_numpy(zero_copy_only=False))
+    asked, found = probed(before, [word[gone] for word in words[:-2]], position)
+    same = identity(found)[-2] == np.uint64(~position & 0xFFFF_FFFF_FFFF_FFFF)
+    came = np.flatnonzero(same & ~found.column(GONE).to_numpy(zero_copy_only=False))
+    said, each = np.unique(_content(rows, seed), return_inverse=True)
+    weight = np.bincount(each, rows.column("_weight").to_numpy())
+    stays = ~np.isin(_content(take_rows(found, came), seed), said[weight < 0])
+    return take_rows(part, np.delete(np.arange(part.num_rows), gone[asked[came[stays]]]))

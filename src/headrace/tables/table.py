@@ -21,9 +21,9 @@ from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.embedded.system import System
 from headrace.model.topic import Topic
 from headrace.model.values import Refusal, from_values
-from headrace.tables.keyed import GONE, POSITION, key_words
+from headrace.tables.keyed import GONE, POSITION, key_words, probed
 from headrace.tables.packs import Piece
-from headrace.tables.runs import Words, differs, find_rows, identity, take_rows
+from headrace.tables.runs import differs, identity, take_rows
 from headrace.tables.upkeep import Index, State
 
 INDEX = "_index"
@@ -111,7 +111,7 @@ class Table:
         if not count:
             return schema.empty_table()
         if count > FEW:
-            there, found = probed(state, words, position)
+            there, found = probed(state.collection, words, position)
             live = np.flatnonzero(~_gone(found))
             rows_found = _result(take_rows(found, live), schema, {INDEX: pa.array(there[live])})
             return pa.Table.from_batches([rows_found], schema)
@@ -147,24 +147,6 @@ class Table:
                 state = self.index.at(position)
             else:
                 return
-
-
-def probed(
-    state: State, words: Sequence[Words], position: int
-) -> tuple[np.ndarray[Any, np.dtype[np.int64]], pa.RecordBatch]:
-    """Which of the keys are there at a position, in their order, and the row of each."""
-    batch = state.collection.probe(np.unique(words[0]))
-    found = identity(batch)
-    visible = np.flatnonzero(found[-2] >= np.uint64(~position & 0xFFFF_FFFF_FFFF_FFFF))
-    keys = [word[visible] for word in found[:-2]]
-    first = np.ones(len(visible), bool)
-    first[1:] = differs(keys)
-    rows = visible[first]
-    if not len(rows):
-        return rows, take_rows(batch, rows)
-    at, there = find_rows([key[first] for key in keys], words)
-    asked = np.flatnonzero(there)
-    return asked, take_rows(batch, rows[at[asked]])
 
 
 def _key_columns(topic: Topic, keys: Any) -> list[pa.Array]:

@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from headrace import errors
@@ -35,7 +36,7 @@ from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.embedded.system import System, os_errors
 from headrace.model.topic import Topic
 from headrace.tables.collection import Collection
-from headrace.tables.keyed import table_schema, versions
+from headrace.tables.keyed import GONE, not_taken_back, table_schema, versions
 from headrace.tables.packs import Attempt, Packs
 
 FORMAT = 1
@@ -130,6 +131,7 @@ class Index:
         state = state._replace(attempt=state.attempt or self.packs.attempt(state.number + 1))
         waiting: list[pa.RecordBatch] = []
         counted = rows = size = 0
+        open_entry = 0  # the position of an entry that goes on, if it has brought rows so far
         for batch in self._log.read(self.name, after=state.through, through=through):
             if batch.schema_version > topic.schema.version:
                 return self._loaded(self._log.topic(self.name), self.manifest())
@@ -140,6 +142,13 @@ class Index:
                 batch.data, topic.key, batch.positions.to_numpy(), counted,
                 changes=topic.kind == "changes", seed=self.seed, schema=state.collection.schema,
             )  # fmt: skip
+            if batch.position == open_entry and pc.any(part.column(GONE)).as_py():
+                state, waiting = _taken_in(state, waiting), []
+                part = not_taken_back(part, batch.data, state.collection, open_entry, self.seed)
+            if batch.last or topic.kind != "changes":
+                open_entry = 0
+            elif not pc.all(part.column(GONE)).as_py():
+                open_entry = batch.position
             waiting.append(part)
             counted += len(batch)
             rows += part.num_rows
