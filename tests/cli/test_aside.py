@@ -53,3 +53,13 @@ def test_rows_set_aside_are_listed_shown_tried_again_and_dropped(
     user.close()
     assert "HR-FOLLOW-006" in headrace("aside", "drop", "p/main", "t").err
     assert "HR-FOLLOW-006" in headrace("aside", "show", "x", "t", "{}").err
+
+
+def test_in_a_project_it_is_the_log_of_the_project(
+    headrace: Headrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HEADRACE_LOG")
+    (tmp_path / "headrace.toml").write_text('log = "elsewhere"\n')
+    hr.connect(tmp_path / "elsewhere").close()
+    done = headrace("aside", "ls", "--json", "--project", str(tmp_path))
+    assert (done.code, done.json) == (0, [])

@@ -198,3 +198,26 @@ def test_arrow_is_not_for_a_terminal(folder: str, log: object) -> None:
     os.close(theirs)
     assert done.returncode == 2
     assert b"not for a terminal" in said
+
+
+@pytest.mark.parametrize("command", ["ls", "read"])
+def test_an_output_that_takes_nothing_is_an_error_in_words(folder: str, command: str) -> None:
+    """A full disk under `> file`, and no standard output at all, are no reason for a traceback."""
+    with hr.connect(folder) as log:
+        log.create_topic("t", "a bigint")
+        log.append("t", [{"a": 1}])
+    arguments = ["topic", command, *(["t"] if command == "read" else [])]
+    with open("/dev/full", "wb") as full:
+        child = started(folder, *arguments, stdout=full, stderr=PIPE)
+    _, said = child.communicate(timeout=PATIENCE)
+    assert (child.returncode, said.splitlines()[:2]) == (
+        1,
+        [b"error[HR-LOG-029]: No space left on device", b"  at: standard output"],
+    )
+    if command == "read":
+        child = started(folder, *arguments, stderr=PIPE, preexec_fn=lambda: os.close(1))
+        _, said = child.communicate(timeout=PATIENCE)
+        assert (child.returncode, said.splitlines()[0]) == (
+            2,
+            b"error[HR-CLI-001]: standard output is closed",
+        )

@@ -58,7 +58,7 @@ def test_create_of_changes_with_all_options(headrace: Headrace) -> None:
         (("x", "x itn"), "HR-LOG-013"),
         (("x", "_x int"), "HR-LOG-025"),
         (("x", "x int", "--key", "y"), "HR-LOG-015"),
-        (("x", "x int", "--partitions", "0"), "HR-LOG-013"),
+        (("x", "x int", "--partitions", "0"), "HR-LOG-030"),
         (("x", "x int", "--event-time", "x"), "HR-LOG-013"),
     ],
 )

@@ -24,9 +24,19 @@ import pytest
 import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
-from headrace.model.keys import key_of, partition_of
+from headrace.model.keys import partitions_of
 from headrace.model.records import Piece
-from tests.log.kit import Child, Machine, checked, files_in, machine_log, places, rows, values
+from tests.log.kit import (
+    Child,
+    Machine,
+    checked,
+    files_in,
+    forget_live,
+    machine_log,
+    places,
+    rows,
+    values,
+)
 
 ROWS: list[dict[str, Any]] = [{"a": 1, "b": "x"}, {"a": 2, "b": None}, {"a": 3, "b": "ü"}]
 TABLE = pa.Table.from_pylist(ROWS, schema=pa.schema([("a", pa.int64()), ("b", pa.string())]))
@@ -206,8 +216,8 @@ def test_same_key_same_partition_for_ever(folder: str) -> None:
         log.create_topic("t", "a int, b string", key=["a", "b"], partitions=7)
         log.append("t", [{"a": key, "b": "x"} for key in keys])
         old = {value: partition for partition, _, value in places(log.read("t"))}
-    types = [pa.int64(), pa.string()]
-    assert old == {key: partition_of(key_of([key, "x"], types), 7) for key in keys}
+    columns = [pa.array(keys, pa.int64()), pa.array(["x"] * len(keys))]
+    assert old == dict(zip(keys, partitions_of(columns, 7).tolist(), strict=True))
     with hr.connect(folder) as log:
         log.alter_topic("t", widen={"a": "bigint"})
         log.append("t", pd.DataFrame({"a": keys, "b": "x"}))
@@ -229,6 +239,33 @@ def test_order_within_a_partition_is_the_callers(log: EmbeddedLog) -> None:
         assert [offset for offset, _ in here] == list(range(len(here)))
         assert [a for _, a in here] == sorted(a for _, a in here)
     assert sorted(a for _, _, a in found) == list(range(500))
+
+
+def test_rows_over_many_partitions_stay_as_they_came(folder: str) -> None:
+    """Where partitions are many for the rows, order is the caller's, also across partitions. R-A9
+
+    Offsets are those of counting, for readers of a partition and after a boot as well.
+    """
+    given = [i * 7919 % 600 for i in range(900)]  # some keys twice
+    for keys in (given, given[::-1]):  # the last row is in a high partition, then in a low one
+        with hr.connect(folder) as log:
+            log.create_topic("t", "a bigint", key="a", partitions=1000, exist_ok=True)
+            receipt = log.append("t", [{"a": key} for key in keys])
+            log.append("t", [{"a": key} for key in keys])
+            found = places(log.read("t", after=receipt.position - 1))
+            assert [key for _, _, key in found] == 2 * keys
+            ends, before = log.ends("t"), receipt.offsets["t"]
+            for partition in sorted(before)[:20]:
+                here = [(o, key) for p, o, key in found if p == partition]
+                assert [o for o, _ in here] == list(range(before[partition], ends[partition]))
+                start = {partition: before[partition] + 1}
+                assert values(log.read("t", start=start)) == [key for _, key in here[1:]]
+                chosen = log.read("t", partitions=[partition], after=receipt.position - 1)
+                assert [(o, key) for _, o, key in places(chosen)] == here
+        forget_live(folder)
+        with hr.connect(folder) as log:
+            assert log.ends("t") == ends
+    assert checked(folder).rows == 4 * len(given)
 
 
 def test_rows_without_key_go_round(log: EmbeddedLog) -> None:
@@ -561,3 +598,23 @@ def test_a_stream_of_os_appends_becomes_visible(folder: str) -> None:
         while log.position < first and time.monotonic() < deadline:
             log.append("t", [{"a": 1}])
         assert log.position >= first
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"headers": 5},
+        {"headers": {"x": 1}},
+        {"transactions": ["a"]},
+        {"transactions": [1.0]},
+        {"transactions": [2, -1]},
+        {"sent_time": "2026-01-01"},
+    ],
+    ids=str,
+)
+def test_what_comes_with_the_rows_is_checked_too(log: EmbeddedLog, given: dict[str, Any]) -> None:
+    """Headers, transactions and a sent time that are none are an error of the catalogue. R-A1"""
+    log.create_topic("t", "a bigint")
+    with pytest.raises(errors.BadRows):
+        log.append("t", [{"a": 1}], **given)
+    assert rows(log.read("t")) == []

@@ -350,3 +350,10 @@ def test_what_is_shown_of_an_entry_is_on_the_disk(folder: str, look: str) -> Non
         getattr(log, look)({"offsets": "group"}.get(look, "here"))
         assert transaction.receipt is not None
         assert log.position >= transaction.receipt.position
+
+
+@pytest.mark.parametrize("name", ["", None, 5, "\ud800"])
+def test_a_writer_has_a_name(log: EmbeddedLog, name: Any) -> None:
+    """None, in words, would be a name that strangers share. R-A15"""
+    with pytest.raises(errors.BadSetting):
+        log.writer(name)

@@ -220,3 +220,23 @@ def test_bad_settings(log: EmbeddedLog) -> None:
     for bad in bad_ones:
         with pytest.raises(errors.BadSetting):
             log.producer("t", **bad)
+
+
+def test_a_row_is_what_it_was_when_it_was_sent(log: EmbeddedLog) -> None:
+    """A dict and headers that are filled anew for each row do not change those on their way."""
+    log.create_topic("t", "a bigint")
+    row: dict[str, Any] = {}
+    headers: dict[str, bytes | str] = {}
+    with log.producer("t") as producer:
+        for a in range(200):
+            row["a"] = a
+            headers["a"] = str(a)
+            producer.send(row, headers=headers)
+    found = [
+        (a, dict(pairs))
+        for batch in log.read("t")
+        for a, pairs in zip(
+            batch.data.column("a").to_pylist(), batch.headers.to_pylist(), strict=True
+        )
+    ]
+    assert found == [(a, {"a": str(a).encode()}) for a in range(200)]

@@ -20,7 +20,7 @@ from headrace import errors
 from headrace.log.embedded import live as shared
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.model.records import Batch
-from tests.log.kit import TINY, Machine, files_in, machine_log, places, values
+from tests.log.kit import TINY, Machine, files_in, machine_log, places, rows, values
 
 
 @pytest.fixture
@@ -319,3 +319,30 @@ def test_a_reading_that_begins_while_a_sync_is_being_told_misses_nothing(folder:
         reading = log.read("t", after=first, follow=True, timeout=0)
         words[shared.SYNCED_POSITION] = last
         assert values(reading) == [2]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"after": "3"},
+        {"through": "3"},
+        {"partitions": ["0"]},
+        {"start": {"0": 0}},
+        {"start": {0: 0.5}},
+    ],
+    ids=str,
+)
+def test_a_place_that_is_none_is_refused_at_once(log: EmbeddedLog, given: dict[str, Any]) -> None:
+    """Not when the first row comes, which may be tomorrow. R-A9"""
+    log.create_topic("t", "a bigint", partitions=2)
+    with pytest.raises(errors.BadPosition):
+        log.read("t", **given)
+
+
+def test_columns_are_checked_before_there_are_rows(log: EmbeddedLog) -> None:
+    """A misspelt column of an empty topic is an error, and a name alone is one column. R-A9"""
+    log.create_topic("t", "a bigint, b bigint, ab bigint")
+    with pytest.raises(errors.WrongColumn):
+        log.read("t", columns=["c"])
+    log.append("t", [{"a": 1, "b": 2, "ab": 3}])
+    assert rows(log.read("t", columns="ab")) == [{"ab": 3}]

@@ -97,11 +97,12 @@ def test_names_that_are_taken(log: EmbeddedLog, name: str) -> None:
     assert values(log.read(name)) == [1]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "ä", "a\n", "a" * 250])
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "ä", "a\n", "\ud800", "a" * 250])
 def test_names_that_are_refused(log: EmbeddedLog, name: str) -> None:
-    """Any other name is refused before anything is written. R-D3"""
-    with pytest.raises(errors.BadTopicName):
+    """Any other name is refused before anything is written, in words that can be shown. R-D3"""
+    with pytest.raises(errors.BadTopicName) as refused:
         log.create_topic(name, "a bigint")
+    assert str(refused.value).encode().count(b"\n") == 3  # fact, place, why, fix
     assert log.topics() == []
     assert log.position == 0
 
@@ -291,10 +292,10 @@ def test_reserved_columns(log: EmbeddedLog) -> None:
         ({"schema": ""}, errors.BadSchema),
         ({"schema": 7}, errors.BadSchema),
         ({"schema": pa.schema([("a", pa.uint64())])}, errors.BadSchema),
-        ({"schema": "a bigint", "partitions": 0}, errors.BadSchema),
-        ({"schema": "a bigint", "partitions": PARTITIONS_MAX + 1}, errors.BadSchema),
-        ({"schema": "a bigint", "partitions": True}, errors.BadSchema),
-        ({"schema": "a bigint", "kind": "queue"}, errors.BadSchema),
+        ({"schema": "a bigint", "partitions": 0}, errors.BadSetting),
+        ({"schema": "a bigint", "partitions": PARTITIONS_MAX + 1}, errors.BadSetting),
+        ({"schema": "a bigint", "partitions": True}, errors.BadSetting),
+        ({"schema": "a bigint", "kind": "queue"}, errors.BadSetting),
     ],
 )
 def test_what_cannot_be_a_topic(log: EmbeddedLog, options: dict[str, Any], error: type) -> None:

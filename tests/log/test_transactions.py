@@ -6,7 +6,9 @@ that moves without its result. Not caught: a crash in the middle; see `tests/fau
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -184,3 +186,24 @@ def test_the_last_value_counts(shop: EmbeddedLog) -> None:
     with hr.connect(shop.path) as again:
         assert (again.value("x"), again.offsets("g")) == expected
         assert rows(again.read("orders")) == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_can_be_added_to_a_transaction_that_is_over(log: EmbeddedLog, fails: bool) -> None:
+    """It would be in no entry, and nobody would notice. R-A9"""
+    log.create_topic("t", "a bigint")
+    with contextlib.suppress(ZeroDivisionError), log.transaction() as transaction:
+        transaction.append("t", [{"a": 1}])
+        assert 1 / (not fails)
+    additions: list[Callable[[], Any]] = [
+        lambda: transaction.append("t", [{"a": 2}]),
+        lambda: transaction.put("name", 1),
+        lambda: transaction.expect("counter", 0),
+        lambda: transaction.require("counter", 0),
+        lambda: transaction.commit_offsets("group", {"t": {0: 1}}),
+        transaction.commit,
+    ]
+    for add in additions:
+        with pytest.raises(errors.BadRows, match="over"):
+            add()
+    assert rows(log.read("t")) == ([] if fails else [{"a": 1}])

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import BadRows, BadSchema, MissingKey, WrongColumn, WrongType
-from headrace.model.rows import Intake, opaque_rows, opaque_schema, to_batch
+from headrace.model.rows import Intake, opaque_rows, opaque_schema
 from headrace.model.schema import schema_of
 from tests.model.strategies import SCALARS, TYPES, large, values_of
 
@@ -38,7 +38,7 @@ ROWS: list[dict[str, Any]] = [
 
 def take(rows: Any, ddl: str | pa.Schema = CLICKS, **defaults: object) -> list[dict[str, Any]]:
     schema = schema_of(ddl).arrow if isinstance(ddl, str) else ddl
-    batch = to_batch(rows, schema, place="topic 't'", defaults=defaults)
+    batch = Intake(schema, place="topic 't'", defaults=defaults)(rows)
     batch.validate(full=True)
     assert batch.schema.equals(schema, check_metadata=True)
     result: list[dict[str, Any]] = batch.to_pylist()
@@ -105,9 +105,9 @@ def test_every_way_in_gives_the_same_rows(way: str) -> None:
 
 def test_a_batch_that_fits_is_given_back_itself() -> None:
     """A record batch of the very schema is not copied; metadata of others is not kept."""
-    assert to_batch(BATCH, CLICKS, place="t") is BATCH
+    assert Intake(CLICKS, place="t")(BATCH) is BATCH
     tagged = BATCH.replace_schema_metadata({"pandas": "x"})
-    assert to_batch(tagged, CLICKS, place="t").schema.metadata is None
+    assert Intake(CLICKS, place="t")(tagged).schema.metadata is None
 
 
 def test_one_dict_is_one_row_and_no_rows_are_fine() -> None:
@@ -362,9 +362,9 @@ def test_random_values_come_back_as_given(data: st.DataObject, arrow: pa.DataTyp
     """Dicts of any scalar type come back the same, and so do they as an Arrow table."""
     values = data.draw(st.lists(st.none() | values_of(arrow), max_size=20))
     schema = pa.schema([("a", arrow)])
-    batch = to_batch([{"a": value} for value in values], schema, place="t")
+    batch = Intake(schema, place="t")([{"a": value} for value in values])
     assert batch.column(0).equals(pa.array(values, arrow)) or _same(batch.column(0), values)
-    assert to_batch(pa.table({"a": batch.column(0)}), schema, place="t").equals(batch) or (
+    assert Intake(schema, place="t")(pa.table({"a": batch.column(0)})).equals(batch) or (
         pa.types.is_floating(arrow)
     )
 
@@ -375,11 +375,11 @@ def test_random_nested_values_come_back_as_given(data: st.DataObject, arrow: pa.
     """Nested values come back the same, from dicts, and from slices of Arrow of other types."""
     values = data.draw(st.lists(st.none() | values_of(arrow), max_size=6))
     schema = pa.schema([("a", arrow)])
-    batch = to_batch([{"a": value} for value in values], schema, place="t")
+    batch = Intake(schema, place="t")([{"a": value} for value in values])
     batch.validate(full=True)
     assert _same(batch.column(0), pa.array(values, arrow).to_pylist())
     other = pa.array([*values, *values], large(arrow)).slice(len(values))
-    again = to_batch(pa.table({"a": other}), schema, place="t")
+    again = Intake(schema, place="t")(pa.table({"a": other}))
     again.validate(full=True)
     assert _same(again.column(0), batch.column(0).to_pylist())
 

@@ -31,7 +31,6 @@ from headrace.model.ddl import TIMESTAMP, TIMESTAMP_NTZ, ddl_type
 from headrace.model.rows import Intake, opaque_rows
 from headrace.model.topic import Topic
 
-FORMATS = ("ndjson", "arrow", "lines")
 LINE_BYTES_MAX = 64 << 20
 BATCH_BYTES_MAX = 4 << 20
 PLACE = frozenset(("_position", "_partition", "_offset", "_sent_time", "_received_time"))

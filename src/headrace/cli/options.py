@@ -10,11 +10,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import click
 
-from headrace.errors import BadUsage, HeadraceError, NotALog, nearest
+from headrace.errors import BadUsage, HeadraceError, IoFailed, NotALog, nearest
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
@@ -56,17 +56,29 @@ class Command(click.Command):
         """Run it."""
         try:
             return super().invoke(ctx)
-        except HeadraceError as error:
-            if not ctx.params.get("as_json"):
-                raise
-            _fail(error)
-        except BrokenPipeError:
-            # Whoever read our output has seen enough. What is still buffered goes nowhere; click
-            # would make exit code 1 of it.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.close(nowhere)
-            raise click.exceptions.Exit(0) from None
+        except BrokenPipeError:  # whoever read our output has seen enough
+            _forget_output()
+            raise click.exceptions.Exit(0) from None  # click would make exit code 1 of it
+        except (HeadraceError, OSError) as error:
+            problem = error if isinstance(error, HeadraceError) else _io_failed(error)
+            if ctx.params.get("as_json"):
+                _fail(problem)
+            raise problem from None
+
+
+def _io_failed(error: OSError) -> IoFailed:
+    """A call of the command itself: the log names its own. Mostly the output is on a full disk."""
+    if error.filename is None:
+        _forget_output()
+    place = str(error.filename or "standard output")
+    return IoFailed(error.strerror or str(error), place=place, errno=error.errno)
+
+
+def _forget_output() -> None:
+    """What is still buffered goes nowhere, or Python would try once more at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _fail(error: HeadraceError) -> NoReturn:
@@ -124,12 +136,18 @@ def project_option(command: Decorated) -> Decorated:
 
 def stdin() -> IO[bytes]:
     """Give standard input, as bytes."""
-    return sys.stdin.buffer
+    return _opened(sys.stdin, "input").buffer
 
 
 def stdout() -> IO[bytes]:
     """Give standard output, as bytes."""
-    return sys.stdout.buffer
+    return _opened(sys.stdout, "output").buffer
+
+
+def _opened(stream: TextIO | None, name: str) -> TextIO:
+    if stream is None:
+        raise BadUsage(f"standard {name} is closed", fix=f"give the command an {name}")
+    return stream
 
 
 def is_log(path: str) -> bool:

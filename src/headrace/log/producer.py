@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from copy import copy
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -92,7 +93,7 @@ class Producer:
                     f" within {self._timeout:g} s",
                     place=f"topic '{self._topic}'",
                 )
-            self._waiting.append(_Waiting(row, headers, size))
+            self._waiting.append(_Waiting(copy(row), copy(headers), size))  # theirs may change
             self._bytes += size
             self._change.notify_all()
 

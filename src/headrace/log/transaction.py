@@ -27,7 +27,7 @@ class Transaction:
         self._values: dict[str, Any] = {}
         self._expect: dict[str, int] = {}
         self._require: dict[str, int] = {}
-        self._tried = False
+        self._over = False
         self.receipt: Receipt | None = None
         """Set by the commit."""
 
@@ -41,12 +41,14 @@ class Transaction:
         partition: int | None = None,
     ) -> None:
         """Add rows, or staged pieces; bad rows are refused here, with the whole transaction."""
+        self._refuse_if_over()
         part = Part(topic, rows, headers, transactions, partition)
         self._log.check_part(part)
         self._parts.append(part)
 
     def commit_offsets(self, group: str, offsets: Batch | Mapping[str, Mapping[int, int]]) -> None:
         """Note how far a group has read: a batch read to its end, or topic -> partition -> next."""
+        self._refuse_if_over()
         if isinstance(offsets, Batch):
             ends: dict[int, int] = {}
             for partition, offset in zip(
@@ -60,6 +62,7 @@ class Transaction:
 
     def put(self, name: str, value: Any) -> None:
         """Set a named value (JSON): a resume point, a manifest."""
+        self._refuse_if_over()
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -72,6 +75,7 @@ class Transaction:
 
     def expect(self, name: str, value: int) -> None:
         """Commit only if the counter is `value`, and move it to `value + 1`."""
+        self._refuse_if_over()
         check_counter(name, value)
         if name in self._expect:
             raise errors.BadRows(
@@ -81,19 +85,14 @@ class Transaction:
 
     def require(self, name: str, value: int) -> None:
         """Commit only if the counter is `value`; it stays."""
+        self._refuse_if_over()
         check_counter(name, value)
         self._require[name] = value
 
     def commit(self) -> Receipt:
         """Append the entry; see `log.append` for how it can end."""
-        if self._tried:
-            raise errors.BadRows(
-                "the transaction was committed already, or its commit failed",
-                place="transaction",
-                why="a transaction is one entry, and is tried once",
-                fix="begin another with log.transaction()",
-            )
-        self._tried = True
+        self._refuse_if_over()
+        self._over = True
         control: dict[str, Any] = {}
         if self._offsets:
             control["offsets"] = {
@@ -114,11 +113,22 @@ class Transaction:
         )
         return self.receipt
 
+    def _refuse_if_over(self) -> None:
+        """What is added after the end would be in no entry, and nobody would notice."""
+        if self._over:
+            raise errors.BadRows(
+                "the transaction is over: it was committed, its commit failed, or its block did",
+                place="transaction",
+                why="a transaction is one entry, and is tried once",
+                fix="begin another with log.transaction()",
+            )
+
     def __enter__(self) -> Transaction:
         """For `with`."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         """Commit, unless the block raised or committed already."""
-        if kind is None and not self._tried and self.receipt is None:
+        if kind is None and not self._over and self.receipt is None:
             self.commit()
+        self._over = True

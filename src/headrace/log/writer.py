@@ -15,7 +15,7 @@ from typing import Any
 from headrace import errors
 from headrace.interfaces import EntryLog
 from headrace.log.transaction import Transaction
-from headrace.model.fold import OWN_COUNTERS
+from headrace.model.fold import OWN_COUNTERS, is_name
 from headrace.model.records import Receipt
 
 
@@ -29,6 +29,8 @@ class Writer:
 
     def __init__(self, log: EntryLog, name: str) -> None:
         """Claim the name; made by `log.writer(name)`."""
+        if not is_name(name):
+            raise errors.BadSetting(f"{name!r} is not a writer's name", place="writer")
         self._log = log
         self.name = name
         self.counter = state_counter(name)

@@ -261,12 +261,11 @@ class Upgrade:
 
     ``columns`` chooses columns of the result and their order, as names of live columns of
     ``target`` or of retired ones (their values in old rows, null in rows written later); without
-    it all live columns. `needs` names the columns of the written batch that are used: no others
-    have to be read. `schema` is the Arrow schema of the result. Nothing is copied for columns that
-    did not change, and a batch in which nothing changes is given back itself.
+    it all live columns. `schema` is the Arrow schema of the result. Nothing is copied for columns
+    that did not change, and a batch in which nothing changes is given back itself.
     """
 
-    __slots__ = ("_picked", "_steps", "_untouched", "needs", "schema")
+    __slots__ = ("_picked", "_steps", "_untouched", "schema")
 
     def __init__(
         self, written: Schema, target: Schema, columns: Sequence[str] | None = None
@@ -290,7 +289,6 @@ class Upgrade:
             fields.append(pa.field(column.name, column.type, nullable=may_be_null))
         self._steps = steps
         self.schema = pa.schema(fields)
-        self.needs = tuple(dict.fromkeys(step.source for step in steps if step.source is not None))
         # The same names are not enough: one may belong to another column by now.
         same = [step.source for step in steps] == written.arrow.names
         self._untouched = same and self.schema.equals(written.arrow)
@@ -299,7 +297,7 @@ class Upgrade:
         """The columns, if all of them are taken as they are."""
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Read one batch; it has (at least) the columns `needs`, as they were written."""
+        """Read one batch; it has (at least) the columns that are used, as they were written."""
         if self._untouched and batch.schema.equals(self.schema):
             return batch
         if self._picked is not None:
@@ -324,12 +322,3 @@ def _chosen(schema: Schema, names: Sequence[str]) -> list[Column]:
         else:
             result.append(schema.column(name))
     return result
-
-
-def upgrade(
-    batch: pa.RecordBatch, written: Schema, target: Schema, columns: Sequence[str] | None = None
-) -> pa.RecordBatch:
-    """Read one batch written under ``written`` as rows of ``target``; see `Upgrade`."""
-    if columns is None and written is target:
-        return batch
-    return Upgrade(written, target, columns)(batch)

@@ -39,13 +39,17 @@ OWN_COUNTERS = "headrace/"
 """Counters of the log itself start with this; callers cannot name them."""
 
 
+def is_name(name: object) -> bool:
+    """Whether a counter can have this name: any text but the empty one."""
+    try:
+        return isinstance(name, str) and bool(name.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 def check_counter(name: str, value: int) -> None:
     """Refuse a condition that a caller cannot set."""
-    try:
-        fine = bool(name.encode()) and type(value) is int and 0 <= value < COUNTER_MAX
-    except (AttributeError, TypeError, UnicodeEncodeError):
-        fine = False
-    if not fine:
+    if not (is_name(name) and type(value) is int and 0 <= value < COUNTER_MAX):
         raise errors.BadRows(
             f"a condition is a counter's name and a number, not {name!r}: {value!r}",
             place="expect, require",
@@ -100,13 +104,13 @@ def move(counters: Counters, expect: Mapping[str, int]) -> None:
 
 
 def number(ends: Offsets, runs: npt.NDArray[Any], slot: int) -> None:
-    """Give each run the next offsets of its partition; each partition stands in one run only."""
-    runs["base"] = ends[slot:][runs["partition"]]
+    """Give each run the next offsets of its partition; its base said how many come before it."""
+    runs["base"] += ends[slot:][runs["partition"].astype(np.intp)]
 
 
 def advance(ends: Offsets, runs: npt.NDArray[Any], slot: int) -> None:
-    """Move the partition ends past these runs; absolute, so twice is once."""
-    ends[slot:][runs["partition"]] = runs["base"] + runs["rows"]
+    """Move the partition ends past these runs, the last of each; absolute, so twice is once."""
+    ends[slot:][runs["partition"].astype(np.intp)] = runs["base"] + runs["rows"]
 
 
 @dataclass(slots=True)

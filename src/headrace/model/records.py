@@ -154,7 +154,7 @@ class Batch:
     @property
     def offset(self) -> pa.Array:
         """The offset of each row in its partition."""
-        return pa.array(np.concatenate([_offsets(span) for span in self._spans]))
+        return pa.array(np.concatenate([offsets_of(span.runs) for span in self._spans]))
 
     @property
     def positions(self) -> pa.Array:
@@ -193,9 +193,10 @@ class Batch:
         return pa.array(np.repeat(np.array(values, np.int64), counts)).cast(kind)
 
 
-def _offsets(span: Span) -> npt.NDArray[np.uint64]:
-    counts = span.runs["rows"]
+def offsets_of(runs: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """The offset of each row of these runs."""
+    counts = runs["rows"]
     starts = np.cumsum(counts, dtype=np.uint64) - counts
-    within = np.arange(span.rows, dtype=np.uint64) - np.repeat(starts, counts)
-    result: npt.NDArray[np.uint64] = np.repeat(span.runs["base"], counts) + within
+    result: npt.NDArray[np.uint64] = np.repeat(runs["base"] - starts, counts)
+    result += np.arange(len(result), dtype=np.uint64)
     return result

@@ -50,13 +50,6 @@ Rows = Mapping[str, object] | Iterable[Mapping[str, object]] | ArrowStream | Arr
 """What can be appended to a typed topic."""
 
 
-def to_batch(
-    rows: Rows, schema: pa.Schema, *, place: str, defaults: Mapping[str, object] = _NO_DEFAULTS
-) -> pa.RecordBatch:
-    """Make one record batch of exactly this schema; see `Intake`, which is quicker if kept."""
-    return Intake(schema, place=place, defaults=defaults)(rows)
-
-
 class Intake:
     """The way into one schema, prepared once; call it with rows, get a record batch.
 

@@ -76,7 +76,8 @@ class Topic:
 def check_name(name: str) -> None:
     """Refuse a topic name that could not be a file, an URL part and a Kafka topic."""
     if not _NAME.fullmatch(name) or name in (".", ".."):
-        raise errors.BadTopicName(f"{name!r} cannot be the name of a topic", place=str(name))
+        place = f"topic {name!r}"  # not as it is: it may not be printable
+        raise errors.BadTopicName(f"{name!r} cannot be the name of a topic", place=place)
 
 
 def define(
@@ -91,9 +92,9 @@ def define(
     check_name(name)
     place = f"topic '{name}'"
     if kind not in KINDS:
-        raise errors.BadSchema(f"kind {kind!r} is not 'events' or 'changes'", place=place)
+        raise errors.BadSetting(f"kind {kind!r} is not 'events' or 'changes'", place=place)
     if type(partitions) is not int or not 1 <= partitions <= PARTITIONS_MAX:
-        raise errors.BadSchema(
+        raise errors.BadSetting(
             f"{partitions} partitions: not between 1 and {PARTITIONS_MAX}", place=place
         )
     keys = (key,) if isinstance(key, str) else tuple(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -83,7 +84,7 @@ class Drafter:
         batch = part.batch(packer.arrow, packer.batch)
         if not batch.num_rows:
             return ()
-        sent = microseconds_of(part.sent_time) if part.sent_time else self._system.now_us()
+        sent = self._system.now_us() if part.sent_time is None else _microseconds(packer, part)
         headers = transactions = None
         if part.headers is not None:
             headers = packer.headers(part.headers, batch.num_rows)
@@ -111,3 +112,13 @@ class Drafter:
         piece = self._pieces.write(packer.topic, drafts, sent)
         part.rows = part.staged = [piece]  # a second try must not stage it again
         return [piece]
+
+
+def _microseconds(packer: Packer, part: Part) -> int:
+    if not isinstance(part.sent_time, datetime):
+        raise errors.BadRows(
+            f"sent_time is {part.sent_time!r}, not a datetime",
+            place=packer.place,
+            fix="give a datetime, or leave it out for now",
+        )
+    return microseconds_of(part.sent_time)

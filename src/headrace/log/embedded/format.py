@@ -83,7 +83,6 @@ ALIGNMENT = 64
 OFFSET_BITS = 40
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 ENTRY, CHECKPOINT, MARK, ROLL = 1, 2, 3, 4
-KIND_NAMES = {ENTRY: "entry", CHECKPOINT: "checkpoint", MARK: "mark", ROLL: "roll"}
 CHANGES_CONTROL, HAS_CONDITIONS = 1, 2
 WITH_HEADERS, WITH_TRANSACTION = 1, 2
 
@@ -131,7 +130,8 @@ class SectionDraft:
     rows: int
     sent_time: int
     runs: Runs | None
-    """Structured array RUNS with partition and rows set, by partition; None: one run only."""
+    """Structured array RUNS, each base counted from the entry's first row of the partition until
+    the entry is numbered; None: one run only."""
     body: pa.Buffer | None
     """The Arrow message, or None when the rows are in a piece."""
     partition: int = 0

@@ -270,7 +270,7 @@ class Journal:
     def fold(self, record: Record, tail: Tail) -> Tail:
         """Take one record into shared memory; absolute, so twice is once."""
         for section in record.sections():
-            ends = self.live.ends(section.slot + int(section.runs["partition"][-1]) + 1)
+            ends = self.live.ends(section.slot + int(section.runs["partition"].max()) + 1)
             fold.advance(ends, section.runs, section.slot)
         topics_changed = False
         if record.flags:

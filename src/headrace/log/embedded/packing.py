@@ -2,7 +2,8 @@
 
 An entry holds one Arrow batch per topic, its rows ordered by partition (stable, so the order within
 a partition is the caller's). Split per partition instead, 1,000 rows over 1,000 partitions would
-cost ten times the time and eight times the bytes.
+cost ten times the time and eight times the bytes. Where ordering would leave less than two rows in
+a run it is not worth moving them: they stay as they came, each a run (decision 0012).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyarrow.compute import take
+from pyarrow.compute import TakeOptions, get_function
 
 from headrace import errors
 from headrace.log.embedded.format import RUNS, WITH_HEADERS, WITH_TRANSACTION, Runs, SectionDraft
@@ -25,6 +26,7 @@ from headrace.model.topic import Topic
 
 Headers = Mapping[str, bytes | str]
 HeadersOfRows = Headers | Sequence[Headers | None]
+_take, _UNCHECKED = get_function("take"), TakeOptions(boundscheck=False)
 
 
 def storage_schema(schema: pa.Schema, flags: int) -> pa.Schema:
@@ -63,8 +65,10 @@ class Packer:
         headers: pa.Array | None = None,
         transactions: npt.NDArray[np.uint32] | None = None,
         partition: int | None = None,
+        *,
+        ordered: bool = False,
     ) -> SectionDraft:
-        """One section, serialized."""
+        """One section, serialized; with `ordered` by partition in any case."""
         rows, flags = batch.num_rows, 0
         if headers is not None:
             flags |= WITH_HEADERS
@@ -73,14 +77,14 @@ class Packer:
             flags |= WITH_TRANSACTION
             field = pa.field(TRANSACTION_COLUMN, pa.uint32(), nullable=False)
             batch = batch.append_column(field, pa.array(transactions))
-        batch, runs, only = self._ordered(batch, partition)
+        batch, runs, only = self._placed(batch, partition, ordered=ordered)
         body = batch.serialize()
         return SectionDraft(self.topic, self._version, flags, rows, sent_time, runs, body, only)
 
-    def _ordered(
-        self, batch: pa.RecordBatch, partition: int | None
+    def _placed(
+        self, batch: pa.RecordBatch, partition: int | None, *, ordered: bool
     ) -> tuple[pa.RecordBatch, Runs | None, int]:
-        """The rows by partition and their runs; or, with None for runs, the only partition."""
+        """The rows and their runs, numbered from 0; or, with None for runs, the only partition."""
         count = self.topic.partitions
         if partition is not None:
             return batch, None, self._chosen(partition)
@@ -93,20 +97,28 @@ class Packer:
         if not rows:
             return batch, None, 0
         of_row = partitions_of(keys, count).astype(np.uint16)  # sorted by radix
-        order = np.argsort(of_row, kind="stable")
-        of_row = of_row[order]
-        first = np.ones(rows, bool)
-        np.not_equal(of_row[1:], of_row[:-1], out=first[1:])
-        starts = np.flatnonzero(first)
+        order = of_row.argsort(kind="stable")
+        by_partition = of_row.take(order)
+        first = np.empty(rows, bool)
+        first[0] = True
+        np.not_equal(by_partition[1:], by_partition[:-1], first[1:])
+        (starts,) = first.nonzero()
         if len(starts) == 1:
             return batch, None, int(of_row[0])
-        runs = np.empty(len(starts), RUNS)
-        runs["partition"] = of_row[starts]
+        if 2 * len(starts) > rows and not ordered:
+            runs = np.empty(rows, RUNS)
+            runs["partition"] = of_row
+            runs["rows"] = 1
+            before = np.arange(rows)
+            runs["base"][order] = before - np.maximum.accumulate(before * first)
+            return batch, runs, 0
+        runs = np.zeros(len(starts), RUNS)
+        runs["partition"] = by_partition.take(starts)
         counts = runs["rows"]
-        np.subtract(starts[1:], starts[:-1], out=counts[:-1], casting="unsafe")
+        counts[:-1] = starts[1:] - starts[:-1]
         counts[-1] = rows - starts[-1]
         indices = pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(order)])
-        return take(batch, indices, boundscheck=False), runs, 0
+        return _take.call([batch, indices], _UNCHECKED), runs, 0
 
     def _key_columns(self, batch: pa.RecordBatch) -> list[pa.Array] | None:
         if not self._keys:
@@ -135,14 +147,14 @@ class Packer:
         """The headers column: one mapping for all rows, or one (or None) per row."""
         if headers is None:
             return None
-        given = [headers] * rows if isinstance(headers, Mapping) else list(headers)
-        if len(given) != rows:
-            raise errors.BadRows(
-                f"{len(given)} headers for {rows} rows",
-                place=self.place,
-                fix="give one mapping for all rows, or one per row",
-            )
         try:
+            given = [headers] * rows if isinstance(headers, Mapping) else list(headers)
+            if len(given) != rows:
+                raise errors.BadRows(
+                    f"{len(given)} headers for {rows} rows",
+                    place=self.place,
+                    fix="give one mapping for all rows, or one per row",
+                )
             return pa.array([None if one is None else _encoded(one) for one in given], HEADERS)
         except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
             raise errors.BadRows(
@@ -157,13 +169,14 @@ class Packer:
         """Which transaction each row belongs to, from the number of rows in each."""
         if counts is None:
             return None
-        if sum(counts) != rows or min(counts, default=0) < 0:
+        given = np.asarray(counts)
+        if given.dtype.kind not in "iu" or given.sum() != rows or given.min() < 0:
             raise errors.BadRows(
-                f"transactions of {sum(counts)} rows for {rows} rows",
+                f"transactions of {given.tolist()} rows for {rows} rows",
                 place=self.place,
                 fix="give the number of rows of each transaction, in order",
             )
-        return np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+        return np.repeat(np.arange(len(given), dtype=np.uint32), given)
 
 
 def _encoded(headers: Headers) -> list[tuple[str, bytes]]:

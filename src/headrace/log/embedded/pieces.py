@@ -187,5 +187,6 @@ def chunked(
                 None if headers is None else headers[start:end],
                 None if transactions is None else transactions[start:end],
                 partition,
+                ordered=True,
             )
             start = end

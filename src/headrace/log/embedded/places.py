@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
+import numpy as np
+
 from headrace import errors
 from headrace.log.embedded import live as shared
 from headrace.log.embedded.checkpoint import Checkpoint, FileRange
@@ -20,6 +22,11 @@ from headrace.model.records import microseconds_of
 from headrace.model.topic import Topic
 
 Start = str | int | datetime | Mapping[int, int]
+
+
+def is_whole(number: object) -> bool:
+    """Whether this is a whole number, of Python or of numpy."""
+    return isinstance(number, int | np.integer)
 
 
 class Places:
@@ -123,7 +130,7 @@ class Places:
             return
         self.check_partitions(topic, start)
         for partition, offset in start.items():
-            if not 0 <= offset <= ends[partition]:
+            if not is_whole(offset) or not 0 <= offset <= ends[partition]:
                 raise self.bad(
                     f"partition {partition} of '{topic.name}' has offsets 0 to {ends[partition]},"
                     f" not {offset}"
@@ -134,5 +141,5 @@ class Places:
     ) -> None:
         """Refuse partitions that the topic does not have."""
         for partition in partitions:
-            if not 0 <= partition < topic.partitions:
-                raise self.bad(f"topic '{topic.name}' has no partition {partition}")
+            if not is_whole(partition) or not 0 <= partition < topic.partitions:
+                raise self.bad(f"topic '{topic.name}' has no partition {partition!r}")

@@ -37,7 +37,7 @@ from headrace.log.embedded.format import (
 from headrace.log.embedded.journal import Journal
 from headrace.log.embedded.packing import storage_schema
 from headrace.log.embedded.pieces import Pieces
-from headrace.log.embedded.places import Places, Start
+from headrace.log.embedded.places import Places, Start, is_whole
 from headrace.model.evolution import Upgrade
 from headrace.model.records import (
     HEADERS,
@@ -45,6 +45,7 @@ from headrace.model.records import (
     TRANSACTION_COLUMN,
     Batch,
     Span,
+    offsets_of,
 )
 from headrace.model.schema import Schema
 from headrace.model.topic import Topic
@@ -154,7 +155,7 @@ class Reading:
         self._journal = journal
         self._files = journal.files
         self._pieces = pieces
-        self._columns = list(columns) if columns is not None else None
+        self._columns = [columns] if isinstance(columns, str) else columns
         self._through = through
         self._follow = follow or through is not None
         self._timeout = timeout
@@ -162,8 +163,14 @@ class Reading:
         self._places = Places(journal)
         self._limit = self._places.limit
         chosen = frozenset(partitions) if partitions is not None else None
+        for position in (after, through):
+            if position is not None and not is_whole(position):
+                raise self._places.bad(f"{position!r} is not a position")
         for topic in topics:
             self._places.check_partitions(topic, chosen or frozenset())
+            for name in self._columns or ():
+                if not any(name == c.name for schema in topic.schemas for c in schema.columns):
+                    topic.schema.column(name)  # says what is wrong
         self._wanted = {
             topic.id: Wanted(topic, topic.schema.version, chosen, {}) for topic in topics
         }
@@ -494,16 +501,15 @@ class Reading:
 
     def _kept_rows(self, wanted: Wanted, runs: Any) -> Any:
         """A mask of the rows wanted."""
-        masks = []
-        for partition, rows, base in runs.tolist():
-            mask = np.ones(rows, bool)
-            if wanted.partitions is not None and partition not in wanted.partitions:
-                mask[:] = False
-            below = wanted.offsets.get(partition, 0) - base
-            if below > 0:
-                mask[:below] = False
-            masks.append(mask)
-        return np.concatenate(masks)
+        partitions, counts = runs["partition"], runs["rows"]
+        keep = np.ones(len(runs), bool)
+        if wanted.partitions is not None:
+            keep = np.isin(partitions, list(wanted.partitions))
+        keep = np.repeat(keep, counts)
+        if wanted.offsets:
+            from_ = [wanted.offsets.get(partition, 0) for partition in partitions.tolist()]
+            keep &= offsets_of(runs) >= np.repeat(np.array(from_, np.uint64), counts)
+        return keep
 
     def _rows(self, record: Record, section: Section, data: pa.Buffer, at: int) -> pa.Buffer:
         if section.piece == 0:
