@@ -656,6 +656,15 @@ class SparkFailed(TransientError):
     fix = "run the pipeline again: it goes on after its last commit; the message is Spark's own"
 
 
+class InputChanged(TransientError):
+    """The columns of an input are no longer those that the views were read with."""
+
+    code = "HR-VIEW-011"
+    title = "the columns of an input have changed"
+    why = "views are read once, with the columns that their inputs have then"
+    fix = "run the pipeline again, which happens by itself: views that are not concerned go on"
+
+
 class BadPipeline(UsageError):
     """A pipeline, an input or a view is not declared as it must be."""
 

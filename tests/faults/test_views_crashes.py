@@ -13,7 +13,8 @@ import pytest
 
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.pipelines.pipeline import Input
-from headrace.pipelines.views.run import Source
+from headrace.pipelines.views.define import Views
+from headrace.pipelines.views.source import Source, input_identity, input_schema
 from headrace.testing.views_case import (
     Driver,
     append_entry,
@@ -55,7 +56,9 @@ def test_a_batch_is_through_the_entry_that_came_while_it_read(tmp_path: Any) -> 
     with EmbeddedLog(tmp_path) as log:
         make_topics(log, [TABLES["s"]])
         append_entry(log, {"s": [(ROW, 1)]})
-        source = Source(log, {"s": Input("s", "s", "stream")}, 0, 1 << 30)
+        one = Input("s", "s", "stream")
+        known = {"s": input_identity(log, one)}, {"s": input_schema(log, one)}
+        source = Source(log, {"s": one}, Views({}, *known), 0, 1 << 30)
         poll, calls = source._reading.poll, 0
 
         def meanwhile() -> Any:

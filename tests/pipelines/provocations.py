@@ -20,6 +20,7 @@ from headrace.pipelines.views import algebra, lift_definition
 from headrace.pipelines.views.changes import check_same
 from headrace.pipelines.views.evaluate_rows import failing
 from headrace.pipelines.views.lift_definition import check_reader, read_definition
+from headrace.pipelines.views.run import Runner
 
 INPUT = {"orders": pa.schema([("id", pa.int64())])}
 
@@ -81,6 +82,18 @@ def lost(folder: str, patch: pytest.MonkeyPatch) -> None:
         raise PySparkException("Python worker exited unexpectedly (crashed)")
 
 
+def other_columns(folder: str, patch: pytest.MonkeyPatch) -> None:
+    with hr.connect(folder) as log:
+        log.create_topic("orders", "id bigint", kind="changes")
+        pipeline = hr.Pipeline("p")
+        pipeline.table("orders")
+        pipeline.view("v", sql="select * from orders")
+        with Runner(pipeline, log, session()) as runner:
+            log.alter_topic("orders", add="more bigint")
+            log.append("orders", [{"id": 1, "more": 2}])
+            runner.run("caught up")
+
+
 def pipeline_of(folder: str, definition: Any, **options: Any) -> None:
     with hr.connect(folder) as log:
         log.create_topic("orders", "id bigint", kind="changes", exist_ok=True)
@@ -126,6 +139,7 @@ PROVOCATIONS: dict[str, list[Callable[[str, pytest.MonkeyPatch], None]]] = {
     "HR-VIEW-008": [chance],
     "HR-VIEW-009": [unread],
     "HR-VIEW-010": [lost],
+    "HR-VIEW-011": [other_columns],
     "HR-VIEW-020": [stopped_by_a_row, key_not_unique],
     "HR-VIEW-021": [collision],
     "HR-VIEW-022": [key_not_there, bad_name],

@@ -8,13 +8,17 @@ counts (it is one process here, so there is no real speculation).
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -210,3 +214,49 @@ def test_an_error_comes_back(tmp_path: Any, spark: Any) -> None:
     rows = as_change(A, Counter({(1, "x"): 1, (1, "y"): 1}))
     with pytest.raises(errors.ViewStopped, match="not unique"):
         engine.step({"a": rows}, engine.packs.attempt(0))
+
+
+ON_A_CLUSTER = """
+import json, sys, tempfile
+import headrace as hr
+from headrace.pipelines.spark import session
+from headrace.pipelines.views.run import Runner
+settings = {
+    "spark.executor.memory": "512m",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "200s",
+    "spark.cores.max": "2",
+}
+spark = session(master="local-cluster[2,1,512]", settings=settings)
+spark.sparkContext.parallelize([1]).count()  # waits for both executors
+pipeline = hr.Pipeline("p")
+pipeline.table("a")
+pipeline.view("sums", sql="select k, sum(n) as s from a group by k")
+with tempfile.TemporaryDirectory() as folder, hr.connect(folder + "/log") as log:
+    log.create_topic("a", "k int, n bigint", kind="changes")
+    log.append("a", [{"k": n % 3, "n": n} for n in range(30)])
+    with Runner(pipeline, log, spark, executor_rows=10) as runner:
+        runner.run("caught up")
+        steps = runner.executors.steps
+    rows = sorted(row["s"] for row in pipeline.rows("sums", log=log).to_pylist())
+sys.stdout.write(json.dumps([steps, rows]))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_executors_of_another_process_take_steps() -> None:
+    """A master with executors of their own: as many parts as they have cores."""
+    done = subprocess.run(
+        [sys.executable, "-c", ON_A_CLUSTER], capture_output=True, text=True, check=False
+    )
+    assert done.stdout, done.stderr
+    assert json.loads(done.stdout) == [1, [135, 145, 155]]
+
+
+@pytest.mark.parametrize(
+    ("master", "used"),
+    [("local", False), ("local[4,2]", False), ("local-cluster[2,1,1024]", True), ("k8s://x", True)],
+)
+def test_only_a_cluster_uses_its_executors_by_itself(master: str, used: bool) -> None:
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
+    assert Executors(spark).used == used

@@ -8,10 +8,13 @@ import select
 import signal
 import subprocess
 import sys
+from decimal import Decimal
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
@@ -167,3 +170,33 @@ def test_what_a_function_computes_is_found_in_its_code() -> None:
     assert code_of(lambda x: one(x)) != code_of(lambda x: other(x))
     assert code_of({1: {"b", "a"}}) == code_of({1: {"a", "b"}})
     assert code_of(same) != code_of(other)
+
+
+def test_objects_of_the_users_classes_matter_with_their_code_and_values() -> None:
+    def made(step: int, sign: int) -> Any:
+        class Rate:
+            kind = "flat"
+
+            def __init__(self, by: int) -> None:
+                self.by = by
+
+            def __call__(self, x: int) -> int:
+                return x * self.by + sign
+
+            @property
+            def twice(self) -> int:
+                return self.by * 2
+
+        Rate.__module__ = "__main__"  # as in a file that is run
+        return Rate(step)
+
+    def used(rate: Any) -> Any:
+        return code_of(lambda x: rate(x))
+
+    assert used(made(1, 1)) == used(made(1, 1))
+    assert used(made(1, 1)) != used(made(2, 1))
+    assert used(made(1, 1)) != used(made(1, 2))
+    assert used(made(1, 1).__call__) != used(made(2, 1).__call__)
+    assert used(partial(pow, 2)) != used(partial(pow, 3))
+    assert used(Decimal(1)) != used(Decimal(2))
+    assert used(np.arange(3)) == used(np.arange(3)) != used(np.arange(4))

@@ -20,6 +20,7 @@ import pytest
 
 import headrace as hr
 from headrace.pipelines.views import run as loop
+from headrace.pipelines.views import source
 from headrace.pipelines.views.algebra import Join, Scan
 from headrace.pipelines.views.engine import Batch, Engine
 from headrace.tables import levels, packs
@@ -113,7 +114,7 @@ def test_memory_does_not_grow_with_the_state(
 
     Arrow's own count of the memory in use at most: four times the rows, about the same memory.
     """
-    monkeypatch.setattr(loop, "STEP_BYTES", 256 << 10)
+    monkeypatch.setattr(source, "STEP_BYTES", 256 << 10)
     monkeypatch.setattr(levels, "PIECE_BYTES", 256 << 10)
     monkeypatch.setattr(levels, "SLICE", 100)
     monkeypatch.setattr(packs, "OWN_FILE", 64 << 10)

@@ -8,6 +8,8 @@ find (test_views_random), crashes at every instant (the kill tests), speed.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +19,10 @@ import pytest
 from pyspark.sql import functions as F
 
 import headrace as hr
+from headrace.pipelines.views.algebra import Scan
+from headrace.pipelines.views.define import define_views
 from headrace.pipelines.views.plan import planned
-from headrace.pipelines.views.reading import status_of
+from headrace.pipelines.views.reading import added_up, status_of
 from headrace.pipelines.views.run import Progress, Runner
 
 ORDERS = "id bigint, customer bigint, amount decimal(10,2), status string"
@@ -110,6 +114,74 @@ def test_views_read_views_and_are_through_one_position(log: Any, spark: Any) -> 
         {batch.position for batch in log.read(f"shop.{name}")} for name in ("revenue", "total")
     ]
     assert positions[0] == positions[1]
+
+
+@pytest.mark.parametrize("refresh", ["incremental", "full"])
+def test_what_is_wrong_with_sql_is_said_with_the_file_and_line_of_the_view(
+    log: Any, spark: Any, refresh: str
+) -> None:
+    made = shop()
+    made.view("wrong", sql="select idd from orders", refresh=refresh)
+    line = sys._getframe().f_lineno - 1
+    with pytest.raises(hr.errors.BadDefinition) as caught:
+        made.run(log, until="caught up")
+    assert caught.value.place == f"view wrong, {__file__}:{line}"
+
+
+def test_a_parameter_with_a_default_is_no_input_and_a_partial_function_is_a_definition(
+    log: Any, spark: Any
+) -> None:
+    def above(orders: Any, least: int = 6) -> Any:
+        return orders.where(orders.amount > least).select("id")
+
+    fill(log)
+    pipeline = shop(six=above, four=functools.partial(above, least=4))
+    pipeline.run(log, until="caught up")
+    assert (rows(pipeline, "six"), rows(pipeline, "four")) == ([(1,)], [(1,), (2,)])
+
+
+def test_names_that_differ_in_their_case_only_are_refused(log: Any, spark: Any) -> None:
+    with pytest.raises(hr.errors.BadPipeline, match="'orders' is there already"):
+        shop().view("Orders", sql="select 1 as a")
+    with pytest.raises(hr.errors.BadPipeline, match="comes twice"):
+        shop(v="select id as a, customer as A from orders").run(log, until="caught up")
+
+
+def test_sql_reads_what_it_names_and_nothing_else(log: Any, spark: Any) -> None:
+    top = "select * from ORDERS order by amount, id limit 1"
+    pipeline = shop(revenue=revenue, top=(top, {"refresh": "full"}))
+    found = define_views(pipeline, log, spark, topics=False).by_name["top"].node
+    assert [node.name for node in found.walk() if isinstance(node, Scan)] == ["orders"]
+
+
+def test_rows_set_aside_are_counted_once_however_the_view_is_built(log: Any, spark: Any) -> None:
+    """Two equal rows fail together; a large entry is taken in steps; a view is built anew."""
+
+    def aside() -> list[tuple[str, str]]:
+        found = added_up(log, "shop._aside", None).to_pylist()
+        return sorted((row["view"], row["row"]) for row in found)
+
+    def bad(name: str) -> Any:
+        def view(orders: Any) -> Any:
+            numbers = orders.groupBy("customer", "status").agg(F.count("*").alias("n"))
+            both = numbers.join(orders.select("customer"), "customer")
+            return both.selectExpr(f"10 div (customer - 1) as {name}")
+
+        return view
+
+    made: dict[str, Any] = {"on_error": "set_aside"}
+    fill(log)
+    log.append("orders", [order(7, 1, 10, "paid"), order(8, 1, 10, "paid"), order(9, 1, 1, "paid")])
+    shop(share=(bad("a"), made)).run(log, until="caught up", spark=spark)
+    first = aside()
+    assert len(first) == 4
+    shop(share=(bad("b"), made)).run(log, until="caught up", spark=spark)
+    assert aside() == first
+    log.append("orders", [order(number, 1, 3, "open") for number in range(20, 26)])
+    shop(share=(bad("b"), made)).run(log, until="caught up", spark=spark, batch_rows=2)
+    assert len(aside()) == 2 * (4 + 6)
+    shop(share=("select 1 as b from orders", made)).run(log, until="caught up", spark=spark)
+    assert aside() == []
 
 
 def test_a_restart_goes_on_from_the_last_entry(log: Any, spark: Any) -> None:

@@ -6,11 +6,13 @@ have (tests/pipelines has TPC-H and many by hand). `./run faults views --only sq
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as F
 
 from headrace import errors
 from headrace.testing.views_bugs import BUGS, catch
@@ -110,8 +112,30 @@ def test_constants_where_columns_are_expected(spark: Any) -> None:
     _must_be_kept(spark, texts)
 
 
-def _must_be_kept(spark: Any, texts: list[str]) -> None:
-    views = {f"v{number}": Rel(text, ()) for number, text in enumerate(texts)}
+@pytest.mark.timeout(600)
+def test_subqueries_beside_the_functions_of_an_aggregate(spark: Any) -> None:
+    texts = [
+        "select upper(g) as c1, sum(n) + (select count(*) from u) as c2,"
+        " max(n + (select max(k) from u)) as c3, exists (select 1 from s) as c4"
+        " from t group by upper(g)",
+        "select sum(n) + (select count(*) from u) as c1, (select max(k) from u) as c2 from t",
+    ]
+    _must_be_kept(spark, texts)
+
+
+@pytest.mark.timeout(600)
+def test_expressions_that_only_the_optimizer_can_evaluate(spark: Any) -> None:
+    def changed(frames: Any) -> Any:
+        pair = F.struct("k", "n").withField("z", F.col("id") + 1).dropFields("n")
+        return frames["t"].select("id", pair.alias("c2"))
+
+    sql = "select id, named_struct('k', k, 'z', id + 1) as c2 from t"
+    _must_be_kept(spark, [Rel(sql, (), frame=changed)])
+
+
+def _must_be_kept(spark: Any, texts: Sequence[str | Rel]) -> None:
+    rels = [Rel(text, ()) if isinstance(text, str) else text for text in texts]
+    views = {f"v{number}": rel for number, rel in enumerate(rels)}
     nodes = read(spark, views)
     for seed in range(3):
         case = random_case(Random(seed), f"by hand {seed}", nodes)

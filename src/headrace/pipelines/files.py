@@ -6,6 +6,7 @@ import importlib.util
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 from headrace import errors
 from headrace.pipelines.pipeline import Pipeline
@@ -15,8 +16,14 @@ def load_pipeline(file: str) -> Pipeline:
     """Import a file and give the pipeline it defines.
 
     Spark is started first: functions of the user with a type as text need a session when defined.
+    What the file has, and the modules beside it that it imports, go to Python workers by value:
+    these do not look where it lies.
     """
+    from pyspark.cloudpickle import cloudpickle
+
     from headrace.pipelines.spark import session
+
+    register: Any = cloudpickle.register_pickle_by_value  # without types
 
     path = Path(file)
     if not path.is_file():
@@ -28,7 +35,8 @@ def load_pipeline(file: str) -> Pipeline:
         raise errors.BadPipeline(f"{file} is not a Python file", place=file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent.resolve()))
+    folder = path.parent.resolve()
+    sys.path.insert(0, str(folder))
     try:
         spec.loader.exec_module(module)
     except errors.HeadraceError:
@@ -43,6 +51,11 @@ def load_pipeline(file: str) -> Pipeline:
         ) from error
     finally:
         sys.path.pop(0)
+    for known, one in [*sys.modules.items()]:
+        lies = folder.joinpath(*known.split("."))
+        at = getattr(one, "__file__", None)
+        if one is module or at in (f"{lies}.py", str(lies / "__init__.py")):
+            register(one)
     found = {id(one): one for one in vars(module).values() if isinstance(one, Pipeline)}
     if len(found) != 1:
         raise errors.BadPipeline(

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+WORD = re.compile(r"[A-Za-z0-9_]+")
 REFRESH = ("incremental", "full")
 ON_ERROR = ("stop", "set_aside")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -64,6 +65,18 @@ class View:
     on_error: str
     place: str
     """File and line."""
+
+    def among(self, known: Iterable[str]) -> list[str]:
+        """What it reads of all that is there: of SQL, what its text names in whatever case."""
+        if self.reads is not None:
+            return list(self.reads)
+        words = {word.lower() for word in WORD.findall(str(self.definition))}
+        return [name for name in known if name.lower() in words]
+
+    @property
+    def said(self) -> str:
+        """Its name in messages about its definition; SQL has no lines of its own to be found by."""
+        return f"{self.name}, {self.place}" if isinstance(self.definition, str) else self.name
 
 
 class Pipeline:
@@ -120,17 +133,19 @@ class Pipeline:
         _among(on_error, ON_ERROR, "on_error")
 
         def register(function: Function) -> Function:
-            own = name or function.__name__
+            own = name or str(getattr(function, "__name__", ""))
             self._new(own, "a view")
-            code = inspect.unwrap(function).__code__
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            known = {*self.inputs, *self.views}
+            asked = inspect.signature(function).parameters.values()
             self.views[own] = View(
                 own,
                 function,
-                tuple(inspect.signature(function).parameters),
+                tuple(p.name for p in asked if p.default is p.empty or p.name in known),
                 keys,
                 refresh,
                 on_error,
-                f"{code.co_filename}:{code.co_firstlineno}",
+                f"{code.co_filename}:{code.co_firstlineno}" if code else own,
             )
             return function
 
@@ -180,8 +195,9 @@ class Pipeline:
 
     def _new(self, name: str, what: str) -> None:
         _checked(name, what)
-        if name in self.inputs or name in self.views:
-            raise errors.BadPipeline(f"'{name}' is there already", place=self.name)
+        same = [one for one in (*self.inputs, *self.views) if one.lower() == name.lower()]
+        if same:  # SQL takes them for one, whatever their case
+            raise errors.BadPipeline(f"'{same[0]}' is there already", place=self.name)
 
     def in_order(self) -> Iterator[View]:
         """The views, each after those it reads."""
@@ -229,8 +245,12 @@ class Pipeline:
         from headrace.pipelines.views.run import Runner
 
         self._log = log
-        with Runner(self, log, spark, **options) as runner:
-            return runner.run(until)
+        while True:
+            with Runner(self, log, spark, **options) as runner:
+                try:
+                    return runner.run(until)
+                except errors.InputChanged:  # once more, with the columns that it has now
+                    options.pop("defined", None)
 
     def _of(self, log: EmbeddedLog | None) -> EmbeddedLog:
         found = log or self._log

@@ -228,8 +228,10 @@ def _own_submit(options: list[str]) -> Iterator[None]:
         script = folder / "bin" / "spark-submit"
         script.parent.mkdir()
         command = shlex.join(_command(options, folder))
+        scala = re.findall(r"/spark-core_([\d.]+)-", _classpath())[0]  # for a master local-cluster
         script.write_text(
-            f'#!/bin/sh\nexport SPARK_HOME={shlex.quote(real)}\nexec {command} "$@"\n'
+            f"#!/bin/sh\nexport SPARK_HOME={shlex.quote(real)} SPARK_SCALA_VERSION={scala}\n"
+            f'exec {command} "$@"\n'
         )
         script.chmod(0o755)
         os.environ["SPARK_HOME"] = str(folder)

@@ -25,6 +25,7 @@ from headrace.pipelines.views import aggregate, changes, groups, join, lift_fing
 from headrace.pipelines.views import engine as engines
 from headrace.pipelines.views import run as loop
 from headrace.pipelines.views.aggregate import FloatSum
+from headrace.pipelines.views.source import Source
 from headrace.tables.packs import Attempt
 from headrace.testing.hunt import Catch, _short, table
 from headrace.testing.views_crash import explore, raced
@@ -139,7 +140,7 @@ BUGS = [
         (engines.Engine, "manifest", "{**self.kept, **batch.kept}.items()",
          "{**batch.kept, **self.kept}.items()"),)),
     Bug("an entry that came meanwhile is read again", "race", (
-        (loop.Source, "take", "self.through = max(self.through, batch.position)",
+        (Source, "take", "self.through = max(self.through, batch.position)",
          "self.through = max(self.through, min(batch.position, visible))"),)),
     Bug("the entry does not require the epoch", "crash", (
         (WriterTransaction, "__init__", "self._require[writer.epoch_counter] = writer.epoch",

@@ -9,6 +9,7 @@ through. What a view computes row by row is Spark's (`views_sql`) or plain Pytho
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import shutil
 import tempfile
@@ -26,10 +27,10 @@ from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.pipelines.pipeline import Pipeline, View
 from headrace.pipelines.views import algebra as nodes
-from headrace.pipelines.views import define
+from headrace.pipelines.views import define, source
 from headrace.pipelines.views import run as loop
 from headrace.pipelines.views.groups import Unique
-from headrace.pipelines.views.reading import own_columns, rows_of, topic_of
+from headrace.pipelines.views.reading import added_up, own_columns, rows_of, topic_of
 from headrace.settings import LogSettings
 from headrace.testing import algebra
 from headrace.testing.views_history import TABLES, History, Table, as_batch, is_sound, smaller
@@ -93,11 +94,12 @@ def pipeline_of(views: Iterable[str], tables: Iterable[Table], on_error: str = "
 def _defined(pipeline: Pipeline, log: EmbeddedLog, views: Mapping[str, nodes.Node]) -> define.Views:
     found = define.Views()
     for one in pipeline.inputs.values():
-        found.input_identities[one.name] = f"{one.kind} {one.topic}"
+        found.input_identities[one.name] = source.input_identity(log, one)
+        found.input_schemas[one.name] = source.input_schema(log, one)
     for name in pipeline.views:
         defined = define._checked(pipeline.views[name], views[name])
         found.by_name[name] = defined
-        define._ensure_topic(log, topic_of(pipeline.name, name), defined)
+        define.ensure_topic(log, topic_of(pipeline.name, name), defined)
     return found
 
 
@@ -158,17 +160,17 @@ def reference(
     return found
 
 
-def lenient(node: nodes.Node) -> nodes.Node:
-    """The same view, less the rows that its templates fail on."""
+def lenient(node: nodes.Node, failed: set[str]) -> nodes.Node:
+    """The same view, less the rows that its templates fail on; these as they are set aside."""
     below: dict[str, Any] = {}
     for one in fields(node):
         value = getattr(node, one.name)
         if isinstance(value, nodes.Node):
-            below[one.name] = lenient(value)
+            below[one.name] = lenient(value, failed)
         elif one.name == "over" and isinstance(value, tuple):
-            below[one.name] = tuple(map(lenient, value))
+            below[one.name] = tuple(lenient(each, failed) for each in value)
     if isinstance(node, nodes.Stateless):
-        below["template"] = _Lenient(node.template)
+        below["template"] = _Lenient(node.template, [each.names for each in node.inputs], failed)
     made: nodes.Node = replace(node, **below)
     return made
 
@@ -176,8 +178,10 @@ def lenient(node: nodes.Node) -> nodes.Node:
 class _Lenient:
     """A template that leaves out what it fails on, found row by row."""
 
-    def __init__(self, template: nodes.Template) -> None:
-        self.template = template
+    def __init__(
+        self, template: nodes.Template, names: Sequence[Sequence[str]], failed: set[str]
+    ) -> None:
+        self.template, self.names, self.failed = template, names, failed
         self.inputs, self.output = template.inputs, template.output
 
     def __call__(self, *batches: pa.RecordBatch) -> pa.RecordBatch:
@@ -188,8 +192,12 @@ class _Lenient:
             for number in range(rows.num_rows):
                 alone = [batch.slice(0, 0) for batch in batches]
                 alone[place] = rows.slice(number, 1)
-                with contextlib.suppress(errors.ExpressionFailed):
+                try:
                     found.append(self.template(*alone))
+                except errors.ExpressionFailed:
+                    values = [column[number].as_py() for column in rows.columns]
+                    row = dict(zip(self.names[place], values, strict=False))
+                    self.failed.add(json.dumps(row, default=str, ensure_ascii=False))
         return pa.concat_batches(found)
 
 
@@ -272,6 +280,10 @@ class _Drive:
                 wrong = self._step(driver)
                 if wrong:
                     return Wrong(f"in batch {number}: {wrong}", self.commits)
+            if driver is not None and driver.made:
+                wrong = self._aside(*driver.made[-1])
+                if wrong:
+                    return Wrong(wrong, self.commits)
             whole = driver is not None and len(driver.pipeline.views) == len(case.views)
             return self._end() if whole else None
         finally:
@@ -308,7 +320,18 @@ class _Drive:
     def _judged(self, views: Mapping[str, nodes.Node]) -> Mapping[str, nodes.Node]:
         if self.case.on_error == "stop":
             return views
-        return {name: lenient(node) for name, node in views.items()}
+        return {name: lenient(node, set()) for name, node in views.items()}
+
+    def _aside(self, through: int, position: int, views: Mapping[str, nodes.Node]) -> str:
+        """What is wrong with the rows that are set aside at the end."""
+        topic = topic_of(PIPELINE, "_aside")
+        if self.case.on_error == "stop" or topic not in {one.name for one in self.log.topics()}:
+            return ""
+        got = {row["row"] for row in added_up(self.log, topic, position).to_pylist()}
+        wanted: set[str] = set()
+        tables = {t.name: table_at(self.log, t.name, through) for t in self.case.tables}
+        reference({name: lenient(node, wanted) for name, node in views.items()}, tables)
+        return f"aside: too many {got - wanted}, missing {wanted - got}" if got != wanted else ""
 
     def _end(self) -> Wrong | None:
         if self.at_end is None:

@@ -82,5 +82,6 @@ class Evaluator:
                 f"view '{view.name}' fails on the row {row}: {reason}", place=view.place
             ) from error
         text = json.dumps(row, default=str, ensure_ascii=False)
+        weight = int(weights(rows)[0])
         aside = {"view": view.name, "reason": reason, "row": text}
-        batch.aside.append({**aside, "_weight": int(weights(rows)[0])})
+        batch.aside += [{**aside, "_weight": 1 if weight > 0 else -1}] * abs(weight)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.pipelines.pipeline import Input, Pipeline
-from headrace.pipelines.views.reading import added_up, own_columns, topic_of
+from headrace.pipelines.views.reading import added_up, newest_generation, own_columns, topic_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,8 +37,8 @@ def batch_rows(
         else:
             one = pipeline.views[name]
             before = [*pipeline.inputs, *_before(pipeline, name)]
-            tables = {other: read(other) for other in (before if one.reads is None else one.reads)}
-            found = batch_reading(started, one.definition, tables, name=name)
+            tables = {other: read(other) for other in one.among(before)}
+            found = batch_reading(started, one.definition, tables, name=one.said)
             arrow = log.topic(topic_of(pipeline.name, name)).schema.arrow
             fields = [arrow.field(i).with_nullable(True) for i in own_columns(arrow)]
             found = found.select([one.name for one in fields]).cast(pa.schema(fields))
@@ -59,5 +59,5 @@ def _input_rows(log: EmbeddedLog, one: Input, through: int) -> pa.Table:
     arrow = log.topic(one.topic).schema.arrow
     schema = pa.schema([arrow.field(i).with_nullable(True) for i in own_columns(arrow)])
     parts = [batch.data.select(schema.names).cast(schema)
-             for batch in log.read(one.topic, through=through)]  # fmt: skip
+             for batch in newest_generation(log, one.topic, through)]  # fmt: skip
     return pa.Table.from_batches(parts, schema)

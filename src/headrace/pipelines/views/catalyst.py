@@ -153,6 +153,8 @@ class Catalyst:
             from pyspark.sql.pandas.types import to_arrow_type
             from pyspark.sql.types import _parse_datatype_json_string
 
+            if " collate " in type_json or '"variant"' in type_json:
+                raise _no_such_type(type_json, "keys are compared by their bytes")
             try:
                 parsed = _parse_datatype_json_string(_nullable(type_json))
                 self._types[type_json] = to_arrow_type(parsed, timezone="UTC")
@@ -160,8 +162,6 @@ class Catalyst:
                 raise _no_such_type(
                     type_json, "Arrow, in which changes travel, has none"
                 ) from error
-            if " collate " in type_json:
-                raise _no_such_type(type_json, "keys are compared by their bytes")
         return self._types[type_json]
 
     def schema(self, attributes: tuple[Attribute, ...]) -> pa.Schema:

@@ -47,6 +47,7 @@ SUGAR = (
     "InlineCTE",
     OPTIMIZER + "ReplaceExpressions",
     OPTIMIZER + "RewriteWithExpression",
+    OPTIMIZER + "ReplaceUpdateFieldsExpression",
     OPTIMIZER + "PullOutGroupingExpressions",
     OPTIMIZER + "ReplaceIntersectWithSemiJoin",
     OPTIMIZER + "ReplaceExceptWithAntiJoin",
@@ -156,6 +157,9 @@ def _values_to_joins(plan: Java, bridge: Catalyst) -> Java:
         return plan
     children = [_values_to_joins(child, bridge) for child in items(plan.children())]
     plan = plan.withNewChildren(bridge.seq(children))
+    split = _results_apart(plan, bridge) if kind_of(plan) == "Aggregate" else plan
+    if split is not plan:
+        return _values_to_joins(split, bridge)
     found: dict[int, Java] = {}
 
     def column(expression: Java) -> Java | None:
@@ -183,6 +187,42 @@ def _values_to_joins(plan: Java, bridge: Catalyst) -> Java:
     if changed.output().size() == output.size():
         return changed
     return bridge.plan("Project")(output, changed)
+
+
+def _results_apart(plan: Java, bridge: Catalyst) -> Java:
+    """Put a projection above an Aggregate whose results have subqueries beside its functions.
+
+    ``sum(n) + (select ...)``: the value is no key and no argument, and is joined above the groups.
+    """
+    below: dict[int, Java] = {}
+
+    def beside(expression: Java) -> bool:
+        """Say whether there is a subquery outside of all functions."""
+        if kind_of(expression) == "AggregateExpression" or not _has_subquery(expression, bridge):
+            return False
+        inner = items(expression.children())
+        return kind_of(expression) in SUBQUERIES or any(map(beside, inner))
+
+    def above(expression: Java) -> Java:
+        kind = kind_of(expression)
+        if kind == "AttributeReference":
+            below[expression.exprId().id()] = expression
+        if kind == "AggregateExpression":
+            named = bridge.alias(expression, "a")
+            below[named.exprId().id()] = named
+            return named.toAttribute()
+        if kind in SUBQUERIES or not expression.children().size():
+            return expression
+        inner = [above(child) for child in items(expression.children())]
+        return expression.withNewChildren(bridge.seq(inner))
+
+    results = items(plan.aggregateExpressions())
+    if not any(map(beside, results)):
+        return plan
+    projected = bridge.seq([above(result) for result in results])
+    parts = [plan.productElement(index) for index in range(plan.productArity())]
+    parts[1] = bridge.seq(list(below.values()))
+    return bridge.plan("Project")(projected, plan.copy(*parts))
 
 
 def _right_may_grow(join: Java) -> bool:

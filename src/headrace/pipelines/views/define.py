@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,7 @@ class Views:
 
     by_name: dict[str, Defined] = field(default_factory=dict)
     input_identities: dict[str, str] = field(default_factory=dict)
+    input_schemas: dict[str, pa.Schema] = field(default_factory=dict)
     spark: Any = None
     """The session that read them."""
 
@@ -56,6 +57,11 @@ class Views:
     def nodes(self) -> dict[str, Node]:
         """The topmost node of each view."""
         return {name: one.node for name, one in self.by_name.items()}
+
+    def unchanged(self, published: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
+        """The views that go on: they, and all that they read, are published as before."""
+        same = {name for name, what in published.items() if before.get(name) == what}
+        return [name for name in self.by_name if same.issuperset(self.needed([name]))]
 
     def needed(self, views: Iterable[str]) -> list[str]:
         """These views and all that they read, in order."""
@@ -75,20 +81,20 @@ def define_views(
     """Read all definitions; each view gets its topic, unless `topics` is False."""
     from headrace.pipelines.spark import session
     from headrace.pipelines.views.lift_definition import Refresh, check_reader, read_definition
-    from headrace.pipelines.views.run import input_schema
+    from headrace.pipelines.views.source import input_identity, input_schema
 
     found = Views()
-    schemas: dict[str, pa.Schema] = {}
     for one in pipeline.inputs.values():
-        schemas[one.name] = input_schema(log, one)
-        found.input_identities[one.name] = f"{one.kind} {one.topic} {schemas[one.name]}"
+        found.input_schemas[one.name] = input_schema(log, one)
+        found.input_identities[one.name] = input_identity(log, one)
+    schemas = dict(found.input_schemas)
     started = found.spark = spark or session()
     if started.version not in TESTED and any(v.refresh != "full" for v in pipeline.views.values()):
         check_reader(started)
     for view in pipeline.in_order():
-        reads = schemas if view.reads is None else {name: schemas[name] for name in view.reads}
+        reads = {name: schemas[name] for name in view.among(schemas)}
         full: Refresh = "full" if view.refresh == "full" else "changes"
-        node = read_definition(started, view.definition, reads, name=view.name, refresh=full)
+        node = read_definition(started, view.definition, reads, name=view.said, refresh=full)
         defined = _checked(view, node)
         found.by_name[view.name] = defined
         schemas[view.name] = defined.schema
@@ -101,11 +107,12 @@ def make_topics(pipeline: Pipeline, log: EmbeddedLog, views: Views) -> None:
     """Give each view its topic."""
     commits_topic(log, pipeline.name)  # first: by it a topic is known as that of a view
     for name, defined in views.by_name.items():
-        _ensure_topic(log, topic_of(pipeline.name, name), defined)
+        ensure_topic(log, topic_of(pipeline.name, name), defined)
 
 
 def _checked(view: View, node: Node) -> Defined:
-    twice = [name for name, count in Counter(node.names).items() if count > 1]
+    counts = Counter(name.lower() for name in node.names)  # as in a topic, and in SQL
+    twice = [name for name in node.names if counts[name.lower()] > 1]
     reserved = [name for name in node.names if name.startswith("_")]
     for names, what in ((twice, "comes twice"), (reserved, "starts with _, as Headrace's own do")):
         if names:
@@ -136,8 +143,8 @@ def _checked(view: View, node: Node) -> Defined:
     return Defined(view, node, tuple(node.names), key or tuple(range(len(node.columns))))
 
 
-def _ensure_topic(log: EmbeddedLog, name: str, view: Defined) -> None:
-    """Make the topic of a view, or give it the columns of a changed definition."""
+def ensure_topic(log: EmbeddedLog, name: str, view: Defined, *, alter: bool = False) -> None:
+    """Make the topic of a view, or (`alter`) give it the columns of a changed definition."""
     schema = pa.schema([field.with_nullable(True) for field in view.schema])
     key = [view.names[i] for i in view.key] if view.view.key else []
     if name not in {topic.name for topic in log.topics()}:
@@ -160,5 +167,5 @@ def _ensure_topic(log: EmbeddedLog, name: str, view: Defined) -> None:
     retired = [column for column in have if column not in want]
     changes = {"add": pa.schema(added), "retype": retyped, "retire": retired}
     wanted = {name: change for name, change in changes.items() if len(change)}
-    if wanted:
+    if alter and wanted:
         log.alter_topic(topic.name, **wanted)

@@ -127,6 +127,11 @@ class Engine:
             self._identities[id(node)] = found
         return found
 
+    def published(self, node: Node) -> str:
+        """What names the rows of a view, with the names and types of its columns."""
+        parts = [self.identity(node), *node.names, *(str(one.type) for one in node.columns)]
+        return blake2b("\n".join(parts).encode(), digest_size=12).hexdigest()
+
     def nodes(self) -> Iterator[Node]:
         """Every node of every view, inputs before what reads them, each identity once."""
         seen: set[str] = set()

@@ -18,6 +18,7 @@ driver writes packs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -34,6 +35,7 @@ from headrace.tables.collection import Collection
 from headrace.tables.packs import Packs
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 ROWS = 1_000_000
@@ -56,13 +58,17 @@ class Executors:
     ) -> None:
         """`parts`: as many as there are cores, unless it is given."""
         self._context = spark.sparkContext
-        local = (spark.sparkContext.master or "").startswith("local")
+        local = re.match(r"local(\[|$)", spark.sparkContext.master or "")
         self._rows = rows if rows is not None else NEVER if local else ROWS
-        self._parts = parts or _cores(spark)
+        self._given = parts
         self.used = self._rows < NEVER
         """Whether any step may go there."""
         self.steps = 0
         """How many steps were run here."""
+
+    @property
+    def _parts(self) -> int:
+        return self._given or _cores(self._context)
 
     def takes(self, node: Node, inputs: Sequence[pa.RecordBatch]) -> bool:
         """Whether a step is large enough, and can be cut."""
@@ -81,15 +87,15 @@ class Executors:
     ) -> Step:
         """The same as the step in the driver."""
         self.steps += 1
-        keys = split_keys(node)
+        keys, count = split_keys(node), self._parts
         assert keys is not None
-        cut = [_cut(batch, of, self._parts, seed) for batch, of in zip(inputs, keys, strict=True)]
+        cut = [_cut(batch, of, count, seed) for batch, of in zip(inputs, keys, strict=True)]
         state = {name: (one.schema, one._levels) for name, one in kept.items()}
         folder = next(iter(kept.values())).packs.folder
         bare = _bare(node)
         tasks = [
             (bare, state, folder, seed, [_ipc(parts[number]) for parts in cut])
-            for number in range(self._parts)
+            for number in range(count)
         ]
         done = self._run(tasks, node.origin)
         outputs: list[pa.RecordBatch] = []
@@ -111,7 +117,7 @@ class Executors:
         from headrace.pipelines.views.evaluate_rows import spark_failed
 
         try:
-            return self._context.parallelize(tasks, self._parts).map(run_part).collect()
+            return self._context.parallelize(tasks, len(tasks)).map(run_part).collect()
         except Py4JError as error:
             raise spark_failed(error, place) from error
 
@@ -127,14 +133,15 @@ def split_keys(node: Node) -> list[Sequence[int]] | None:
     return None
 
 
-def _cores(spark: SparkSession) -> int:
-    """The cores of a local master; else what Spark would use by itself."""
-    master = spark.sparkContext.master or ""
-    if master.startswith("local["):
-        inside = master[len("local[") :].partition("]")[0].partition(",")[0]
-        if inside.isdigit():
-            return int(inside)
-    return int(spark.sparkContext.defaultParallelism)
+def _cores(context: SparkContext) -> int:
+    """The cores of a local master, or of the executors that are there now."""
+    inside = re.match(r"local\[(\d+)", context.master or "")
+    if inside:
+        return int(inside[1])
+    java: Any = context._jsc
+    executors = int(java.sc().getExecutorMemoryStatus().size()) - 1  # less the driver
+    each = int(context.getConf().get("spark.executor.cores", "1") or 1)
+    return max(executors * each, int(context.defaultParallelism))
 
 
 def _bare(node: Node) -> Node:

@@ -14,7 +14,7 @@ position.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -104,7 +104,15 @@ class Lifter:
     # --- without state ----------------------------------------------------------------------------
 
     def project(self, below: Pending, expressions: list[Java], origin: str) -> Pending:
-        """Put a projection on what is pending."""
+        """Put a projection on what is pending, less selections below it.
+
+        These are there only where a table has columns that nobody asks for; whether it has must not
+        matter to the fingerprint.
+        """
+        while isinstance(below.plan, Projected) and all(
+            kind_of(e) == "AttributeReference" for e in below.plan.expressions
+        ):
+            below = replace(below, plan=below.plan.below, origin=below.origin[:-1])
         output = tuple(self.bridge.attribute(e.toAttribute()) for e in expressions)
         return over(below, Projected(below.plan, tuple(expressions), output), origin)
 

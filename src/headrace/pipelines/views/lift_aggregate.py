@@ -13,11 +13,12 @@ another order keeps the state, since only the projection above changes.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, cast
 
 from headrace.pipelines.views import algebra
-from headrace.pipelines.views.catalyst import Attribute, Java, items, kind_of
+from headrace.pipelines.views.catalyst import EXPRESSIONS, Attribute, Java, items, kind_of
 from headrace.pipelines.views.evaluate_plan import Leaf, Operator
 from headrace.pipelines.views.lift import Lifter, Pending, text
 from headrace.pipelines.views.lift_fingerprint import Numbering
@@ -143,18 +144,40 @@ def _arguments(
     return lifter.project(below, columns, "arguments of the aggregate"), keys, calls
 
 
-def _refuse(lifter: Lifter, expression: Java, around: str = "") -> None:
+def _refuse(lifter: Lifter, expression: Java, around: Java | None = None) -> None:
     """Refuse functions whose result depends on the order of rows."""
     if not expression.containsPattern(lifter.bridge.pattern("AGGREGATE_EXPRESSION")):
         return
-    kind = kind_of(expression)
-    if kind == "AggregateExpression":
-        function = kind_of(expression.aggregateFunction())
-        if function in FUNCTIONS and not (function in COLLECTORS and around in ORDER_FREE):
-            raise refuse_function(function, expression.sql())
+    if kind_of(expression) != "AggregateExpression":
+        for child in items(expression.children()):
+            _refuse(lifter, child, expression)
         return
-    for child in items(expression.children()):
-        _refuse(lifter, child, kind)
+    function = expression.aggregateFunction()
+    kind = kind_of(function)
+    if kind in FUNCTIONS and not (
+        (kind in COLLECTORS and around is not None and _hides_order(lifter, around))
+        or (kind == "ListAgg" and _by_itself(function))
+    ):
+        raise refuse_function(kind, expression.sql())
+
+
+def _hides_order(lifter: Lifter, around: Java) -> bool:
+    """Say whether no order of a list changes what this makes of it."""
+    if kind_of(around) != "ArraySort":
+        return kind_of(around) in ORDER_FREE
+    usual = lifter.bridge.scala_object(EXPRESSIONS + "ArraySort").defaultComparator()
+    given, wanted = (
+        re.sub(r"lambda |#\d+L?|'", "", f.toString()) for f in (around.function(), usual)
+    )
+    return bool(given == wanted)
+
+
+def _by_itself(function: Java) -> bool:
+    """Say whether a list is in the order of its values, so that only equal ones are tied."""
+    return any(
+        order.child().semanticEquals(function.child())
+        for order in items(function.orderExpressions())
+    )
 
 
 def _replace(lifter: Lifter, expression: Java, wanted: list[_Wanted]) -> Java | None:

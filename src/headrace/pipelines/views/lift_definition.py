@@ -82,7 +82,7 @@ def read_definition(
         plan = frame._jdf.queryExecution().analyzed()
         refuse_chance(plan, bridge)
         if refresh == "full":
-            return _full(session, definition, chosen, scans, plan)
+            return _full(session, definition, chosen, scans, plan, name)
         if has_run():
             raise ActionInDefinition("the definition ran a Spark job")
         lifter = Lifter(bridge, scans)
@@ -228,6 +228,7 @@ class _Whole:
 
     session: SparkSession
     definition: Definition
+    view: str
     names: tuple[str, ...]
     inputs: tuple[pa.Schema, ...]
     output: pa.Schema
@@ -237,12 +238,12 @@ class _Whole:
             name: pa.Table.from_batches([batch]).rename_columns(schema.names)
             for name, schema, batch in zip(self.names, self.inputs, batches, strict=True)
         }
-        result = batch_reading(self.session, self.definition, tables)
+        result = batch_reading(self.session, self.definition, tables, name=self.view)
         if len(result.schema) != len(self.output):
             raise BadDefinition(
                 f"the definition gives {len(result.schema)} columns with rows in its inputs, "
                 f"and {len(self.output)} without",
-                place=place_of(self.definition, "view"),
+                place=place_of(self.definition, self.view),
                 why="the columns of a view must not depend on its rows",
                 fix="name the columns: a pivot needs its values listed",
             )
@@ -255,6 +256,7 @@ def _full(
     inputs: Mapping[str, pa.Schema],
     scans: Mapping[int, str],
     plan: Java,
+    name: str,
 ) -> algebra.Node:
     lifter = Lifter(bridge_of(session), dict(scans))
     frames = {
@@ -273,7 +275,7 @@ def _full(
         pa.schema([field.with_name(name) for field, name in zip(n.columns, n.names, strict=True)])
         for n in over
     )
-    compute = _Whole(session, definition, tuple(inputs), schemas, about["columns"])
+    compute = _Whole(session, definition, name, tuple(inputs), schemas, about["columns"])
     return algebra.Full(over=over, compute=compute, **about)
 
 

@@ -10,8 +10,10 @@ and case rule, and the version of Spark, since another one may write other JSON.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import pickle
 import types
 from typing import Any
 
@@ -20,6 +22,8 @@ from headrace.pipelines.views.catalyst import Catalyst, Java, items, kind_of
 DROPPED = {"metadata", "explicitMetadata", "nonInheritableMetadataKeys", "qualifier", "nullable"}
 NAMELESS = {"AttributeReference", "Alias", "NamedLambdaVariable"}
 PYTHON = {"PythonUDF", "PythonUDAF", "PythonUDTF"}
+DATA = {"decimal", "datetime", "fractions", "uuid", "numpy", "pandas", "pyarrow"}
+"""Modules whose objects are nothing but their value."""
 SETTINGS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.caseSensitive")
 
 
@@ -85,6 +89,9 @@ def code_of_command(udf: Java) -> Any:
 
 def code_of(value: Any, seen: frozenset[int] = frozenset()) -> Any:
     """Give what a function computes, or a captured value is, as plain data."""
+    from pyspark.cloudpickle import cloudpickle
+
+    own: Any = cloudpickle.list_registry_pickle_by_value  # without types
     if id(value) in seen:
         return "again"
     seen |= {id(value)}
@@ -101,6 +108,14 @@ def code_of(value: Any, seen: frozenset[int] = frozenset()) -> Any:
         }
         defaults = code_of([value.__defaults__, value.__kwdefaults__], seen)
         return ["function", code_of(value.__code__, seen), cells, used, defaults]
+    if isinstance(value, staticmethod | classmethod):
+        return code_of(value.__func__, seen)
+    if isinstance(value, types.MethodType):
+        return code_of([value.__func__, value.__self__], seen)
+    if isinstance(value, property):
+        return code_of(value.fget, seen)
+    if isinstance(value, functools.partial):
+        return code_of([value.func, value.args, value.keywords], seen)
     if isinstance(value, types.ModuleType):
         return ["module", value.__name__]
     if isinstance(value, dict):
@@ -112,7 +127,15 @@ def code_of(value: Any, seen: frozenset[int] = frozenset()) -> Any:
         return ["list", [code_of(inner, seen) for inner in value]]
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return [type(value).__name__, repr(value)]
-    return [type(value).__module__, getattr(value, "__qualname__", type(value).__qualname__)]
+    of = value if isinstance(value, type) else type(value)
+    found: list[Any] = [of.__module__, getattr(value, "__qualname__", of.__qualname__)]
+    if of is not value and of.__module__.partition(".")[0] in DATA:
+        return [*found, hashlib.sha256(pickle.dumps(value, 4)).hexdigest()]
+    if of.__module__ not in {"__main__", *own()}:
+        return found  # of a library: its name says what it is
+    held = {**vars(of), **(vars(value) if of is not value and hasattr(value, "__dict__") else {})}
+    plain = [name for name in held if not name.startswith("__") or callable(held[name])]
+    return [*found, code_of([{name: held[name] for name in plain}, of.__bases__], seen)]
 
 
 def _names(code: types.CodeType) -> list[str]:

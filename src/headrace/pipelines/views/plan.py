@@ -52,11 +52,12 @@ def planned(pipeline: Pipeline, log: EmbeddedLog, spark: SparkSession | None = N
     packs = Packs(f"{log.path}/pipelines/{pipeline.name}")
     engine = Engine(defined.nodes, defined.input_identities, packs, 0)
     steps = []
-    for name, node in defined.nodes.items():
-        before = status.views.get(name)
-        if before == engine.identity(node):
+    published = {name: engine.published(node) for name, node in defined.nodes.items()}
+    unchanged = defined.unchanged(published, status.views)
+    for name in defined.nodes:
+        if name in unchanged:
             steps.append(Step(name, "goes on", f"unchanged, through {status.through}"))
-        elif before is None:
+        elif status.views.get(name) is None:
             steps.append(Step(name, "is built", "new"))
         else:
             steps.append(Step(name, "is rebuilt", "its definition, or what it reads, changed"))

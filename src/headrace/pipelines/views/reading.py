@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from headrace.tables.runs import weights
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
+    from headrace.model.records import Batch
 
 FORMAT = 1
 
@@ -126,12 +128,19 @@ def rows_of(log: EmbeddedLog, pipeline: str, view: str, at: int | None) -> pa.Ta
     return added_up(log, topic_of(pipeline, view), at)
 
 
+def newest_generation(log: EmbeddedLog, name: str, through: int | None = None) -> Iterator[Batch]:
+    """The rows of a topic that count: those of older generations do not."""
+    topic = log.topic(name)
+    for batch in log.read(name, through=log.position if through is None else through):
+        if topic.schemas[batch.schema_version - 1].generation == topic.schema.generation:
+            yield batch
+
+
 def added_up(log: EmbeddedLog, name: str, at: int | None) -> pa.Table:
     """The rows of a topic of changes, added up through a position, always in the same order."""
     topic = log.topic(name)
-    position = log.position if at is None else at
     parts = []
-    for batch in log.read(name, through=position):
+    for batch in newest_generation(log, name, at):
         own = own_columns(batch.data.schema)
         weight = batch.data.column("_weight").to_numpy()
         parts.append(([batch.data.column(i) for i in own], weight))

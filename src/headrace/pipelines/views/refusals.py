@@ -75,7 +75,7 @@ FUNCTIONS = {
     "MaxMinByK": ("max_by or min_by", "a view of the values and their order"),
     "Mode": ("mode", "a view that counts the values"),
     "PandasMode": ("mode", "a view that counts the values"),
-    "ListAgg": ("listagg", "array_join(sort_array(collect_list(x)), ',')"),
+    "ListAgg": ("listagg", "listagg(x, ',') within group (order by x)"),
     "ApproximatePercentile": ("approx_percentile", "percentile(x, p), which is exact"),
     "HistogramNumeric": ("histogram_numeric", "a view that counts rounded values"),
     "ApproxTopK": ("approx_top_k", "a view that counts the values"),
@@ -83,7 +83,8 @@ FUNCTIONS = {
 }
 COLLECTORS = {"CollectList", "CollectSet"}
 ORDER_FREE = {"SortArray", "Size", "ArrayMin", "ArrayMax", "ArrayContains"}
-"""What may stand around a collector: of it nothing is seen but what no order changes."""
+"""What may stand around a collector: of it nothing is seen but what no order changes. So may
+array_sort without an order of its own."""
 
 
 def refuse_operator(java: Java, kind: str) -> HeadraceError:
@@ -123,11 +124,19 @@ def refuse_chance(plan: Java, bridge: Catalyst) -> None:
     """Refuse an analyzed plan that depends on chance, the clock or the user."""
     clock = bridge.pattern("CURRENT_LIKE")
     if not plan.deterministic() or plan.containsPattern(clock):
-        culprit = _culprit(plan, clock)
-        raise NondeterministicView(f"{culprit} gives another answer every time", construct=culprit)
+        found = _culprit(plan, clock)
+        culprit = str(found.simpleString(25)) if _is_plan(found) else str(found.sql())
+        own = {
+            "fix": "if it gives the same for the same rows, say so: F.udtf(...).asDeterministic()"
+        }
+        raise NondeterministicView(
+            f"{culprit} gives another answer every time",
+            construct=culprit,
+            **(own if kind_of(found) == "PythonUDTF" else {}),
+        )
 
 
-def _culprit(tree: Java, clock: Java) -> str:
+def _culprit(tree: Java, clock: Java) -> Java:
     """Find the lowest part of a plan that is to blame."""
     parts = items(tree.children())
     if _is_plan(tree):
@@ -137,7 +146,7 @@ def _culprit(tree: Java, clock: Java) -> str:
     for part in parts:
         if not part.deterministic() or part.containsPattern(clock):
             return _culprit(part, clock)
-    return str(tree.simpleString(25)) if _is_plan(tree) else str(tree.sql())
+    return tree
 
 
 def _is_plan(tree: Java) -> bool:

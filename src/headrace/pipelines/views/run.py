@@ -33,38 +33,38 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace import errors
-from headrace.log.embedded.reader import Reading
 from headrace.model.records import Piece
-from headrace.pipelines.pipeline import Input, Pipeline
+from headrace.pipelines.pipeline import Pipeline
 from headrace.pipelines.views.aside import Evaluator
 from headrace.pipelines.views.changes import (
     change,
-    joined,
     kept_columns,
     keyed,
     nothing,
 )
-from headrace.pipelines.views.define import Defined, Views, define_views
+from headrace.pipelines.views.define import Defined, Views, define_views, ensure_topic
 from headrace.pipelines.views.engine import Batch, Engine
 from headrace.pipelines.views.executors import Executors
 from headrace.pipelines.views.reading import (
     aside_topic,
     commits_topic,
-    own_columns,
+    newest_generation,
     status_of,
     topic_of,
     writer_name,
 )
+from headrace.pipelines.views.source import Changes, Source
 from headrace.tables.collection import Collection
 from headrace.tables.packs import HELD_BYTES, Attempt, Packs, Ref
 from headrace.tables.runs import state_schema, weights
@@ -78,8 +78,9 @@ BATCH_ROWS = 100_000
 """A batch ends at the first whole entry after so many rows."""
 BUILD_ROWS = 500_000
 """So does a chunk of a build, of which there are many, one after the other."""
-STEP_BYTES = 64 << 20
-"""Wide rows make shorter batches and chunks."""
+ASIDE = "_aside"
+ASIDE_COLUMNS = pa.schema([(name, pa.string()) for name in ("view", "reason", "row")])
+"""What is noted of a row that made a view fail."""
 SWEEP_EVERY = 64
 """Garbage is looked for every so many commits."""
 
@@ -105,109 +106,6 @@ class Progress:
 
 
 Report = Callable[[Progress], None]
-Changes = dict[str, pa.RecordBatch]
-
-
-class Source:
-    """The changes of the inputs after a position, in whole entries.
-
-    With `through` it ends there, exactly; without, it goes on as the log does.
-    """
-
-    def __init__(
-        self,
-        log: EmbeddedLog,
-        inputs: Mapping[str, Input],
-        after: int,
-        rows: int,
-        through: int | None = None,
-    ) -> None:
-        """Nothing is read yet."""
-        self._rows = rows
-        self.cuts = True
-        """Whether an entry of more rows is taken in several steps."""
-        self.whole = True
-        """Whether what was taken last ends with an entry."""
-        self._goal = through
-        self._of_topic: dict[str, list[str]] = {}
-        for one in inputs.values():
-            self._of_topic.setdefault(one.topic, []).append(one.name)
-        self._schemas = {name: input_schema(log, one) for name, one in inputs.items()}
-        self._log = log
-        self.taken = Counter(dict.fromkeys(self._of_topic, 0))
-        """Topic -> rows taken so far."""
-        self._reading: Reading = log.read(
-            list(self._of_topic), after=after, through=through, follow=through is None
-        )
-        self.through = after
-
-    def take(self) -> tuple[dict[str, pa.RecordBatch], int]:
-        """The changes of the next entries, and how many rows; none if there is nothing new."""
-        visible = self._log.position
-        found: dict[str, list[pa.RecordBatch]] = {}
-        rows = size = 0
-        while True:
-            batch = self._reading.poll() if self._goal is None else next(self._reading, None)
-            if batch is None:
-                self.through = max(self.through, visible) if self._goal is None else self._goal
-                break
-            for name in self._of_topic[batch.topic]:
-                found.setdefault(name, []).append(as_change(batch.data, self._schemas[name]))
-            rows += len(batch)
-            self.taken[batch.topic] += len(batch)
-            self.whole = batch.last
-            if batch.last:  # it may have come after `visible` was asked for
-                self.through = max(self.through, batch.position)
-            size += batch.data.nbytes
-            if (rows >= self._rows or size >= STEP_BYTES) and (batch.last or self.cuts):
-                break
-        return {name: joined(parts, self._schemas[name]) for name, parts in found.items()}, rows
-
-    def entries(self) -> Iterator[tuple[int, dict[str, pa.RecordBatch]]]:
-        """The changes of each entry by itself, with its position (only with `through`)."""
-        waiting: dict[int, dict[str, list[pa.RecordBatch]]] = {}
-        for batch in self._reading:
-            positions = batch.positions.to_numpy()
-            for position in np.unique(positions).tolist():
-                rows = batch.data.filter(pa.array(positions == position))
-                found = waiting.setdefault(position, {})
-                for name in self._of_topic[batch.topic]:
-                    found.setdefault(name, []).append(as_change(rows, self._schemas[name]))
-            if not batch.last:
-                continue
-            for position in sorted(waiting):
-                parts = waiting[position]
-                yield position, {name: joined(p, self._schemas[name]) for name, p in parts.items()}
-            waiting = {}
-
-    def close(self) -> None:
-        """End the reading."""
-        self._reading.close()
-
-
-def input_schema(log: EmbeddedLog, one: Input) -> pa.Schema:
-    """The columns of an input, under the user's names."""
-    topic = log.topic(one.topic)
-    wanted = {"table": "changes", "stream": "events"}[one.kind]
-    if topic.kind != wanted or topic.value != "columns":
-        right = {"changes": "table", "events": "stream"}[topic.kind]
-        raise errors.BadPipeline(
-            f"'{one.name}' is a {one.kind}, and topic '{topic.name}' holds {topic.kind}"
-            + ("" if topic.value == "columns" else f" of {topic.value}"),
-            place=one.name,
-            fix=f"declare it with .{right}(...)" if topic.value == "columns" else "",
-        )
-    schema = topic.schema.arrow
-    return pa.schema([schema.field(i).with_nullable(True) for i in own_columns(schema)])
-
-
-def as_change(data: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of a topic as a change."""
-    columns = [data.column(name) for name in schema.names]
-    at = data.schema.get_field_index("_weight")
-    weight = data.column(at).to_numpy() if at >= 0 else np.ones(data.num_rows, np.int64)
-    named = pa.schema([field.with_name(f"c{i}") for i, field in enumerate(schema)])
-    return change(columns, weight, named)
 
 
 class Runner:
@@ -251,10 +149,9 @@ class Runner:
         self.committed = 0
         """The position of the last commit."""
         everything = self._engine(self.defined.nodes)
-        identities = {name: everything.identity(node) for name, node in self.defined.nodes.items()}
-        live = [name for name, of in identities.items() if self.status.views.get(name) == of]
+        self.published = {n: everything.published(node) for n, node in self.defined.nodes.items()}
+        live = self.defined.unchanged(self.published, self.status.views)
         self.live = self._engine(live)
-        self.identities = identities
         self.stored_taken = self.status.taken
         self.stored = everything
         """What the last commit keeps of the operators that are still there."""
@@ -266,8 +163,14 @@ class Runner:
         self._base: Counter[str] = Counter()
         """Topic -> rows taken before the source began."""
         new = [name for name in self.defined.nodes if name not in live]
+        self._began = log.position
+        """Whatever is new may be half there before."""
         self.build = Build(self, new) if new else None
         self._cuts = True
+
+    def source(self, after: int, rows: int, through: int | None = None) -> Source:
+        """The changes of the inputs, with the columns that the views were read with."""
+        return Source(self.log, self.pipeline.inputs, self.defined, after, rows, through)
 
     def _engine(self, views: Iterable[str]) -> Engine:
         # A view that a live one reads is live too: its identity is part of the reader's.
@@ -352,16 +255,14 @@ class Runner:
             self.build.close()
             self.build = Build(self, self.build.views, cuts=False)
         else:
-            if done:
+            if done and (not self.live.views or self._reached() >= self._began):
                 self._join()
         return True
 
     def _live_batch(self) -> bool:
         if self._source is None:
             self._base = self._counted()
-            self._source = Source(
-                self.log, self.pipeline.inputs, self.status.through, self._batch_rows
-            )
+            self._source = self.source(self.status.through, self._batch_rows)
             self._source.cuts = self._cuts
         changes, rows = self._source.take()
         if not rows:
@@ -409,7 +310,7 @@ class Runner:
         """Say in the error which entry it is that a view cannot take: try them one by one."""
         engine = engine.again()
         attempt = self._attempt()
-        source = Source(self.log, self.pipeline.inputs, after, 1, through)
+        source = self.source(after, 1, through)
         try:
             for position, changes in source.entries():
                 try:
@@ -446,7 +347,7 @@ class Runner:
             manifest=tuple(ref),
             views={
                 **dict.fromkeys(self.status.views, ""),
-                **{name: self.identities[name] for name in engine.views},
+                **{name: self.published[name] for name in engine.views},
             },
         )
         with self.writer.transaction(state=status.to_json()) as transaction:
@@ -468,7 +369,7 @@ class Runner:
 
     def _as_rows(self, view: Defined, rows: pa.RecordBatch) -> pa.RecordBatch:
         """A view's change as rows of its topic: single weights, equal keys side by side."""
-        return _in_order(view, keyed(rows, view.key, self.status.seed))
+        return _in_order(view.names, keyed(rows, view.key, self.status.seed))
 
     def _publish(
         self, engine: Engine, outputs: Outputs, through: int, taken: dict[str, int]
@@ -479,16 +380,17 @@ class Runner:
             engine.settle(attempt)
             told: dict[str, pa.RecordBatch | Piece] = {}
             for name, result in outputs.results.items():
-                view = self.defined.by_name[name]
-                chunks = (_in_order(view, chunk) for chunk in whole_keys(result.scan()))
+                names, _ = outputs.columns[name]
+                chunks = (_in_order(names, chunk) for chunk in whole_keys(result.scan()))
                 some = list(islice(chunks, 2))
+                if some and name == ASIDE:
+                    aside_topic(self.log, self.pipeline.name)
                 if len(some) > 1:
                     reader = pa.RecordBatchReader.from_batches(some[0].schema, chain(some, chunks))
                     told[name] = self.log.stage(topic_of(self.pipeline.name, name), reader)
                 elif some:
                     told[name] = some[0]
-            batch = Batch({}, {}, aside=outputs.aside)
-            self._commit(batch, through, taken, attempt, engine, told)
+            self._commit(Batch({}, {}), through, taken, attempt, engine, told)
         finally:
             attempt.forget()
         self.live = engine
@@ -507,6 +409,8 @@ class Runner:
         build = self.build
         assert build is not None
         for name in build.views:
+            topic, view = topic_of(self.pipeline.name, name), self.defined.by_name[name]
+            ensure_topic(self.log, topic, view, alter=True)
             if name in self.status.views:
                 build.outputs.subtract(name)
         joined_engine = self._engine(self.defined.nodes)
@@ -522,42 +426,59 @@ class Outputs:
     def __init__(self, runner: Runner, views: Iterable[str]) -> None:
         """Nothing yet."""
         self._runner = runner
+        defined = {name: runner.defined.by_name[name] for name in views}
         self.results = {
-            name: Collection(runner.packs, state_schema(runner.defined.by_name[name].node.columns))
-            for name in views
+            name: Collection(runner.packs, state_schema(one.node.columns))
+            for name, one in defined.items()
         }
-        self.aside: list[dict[str, Any]] = []
+        self.results[ASIDE] = Collection(runner.packs, state_schema(ASIDE_COLUMNS))
+        self.columns: dict[str, tuple[Sequence[str], Sequence[int]]] = {
+            name: (one.names, one.key) for name, one in defined.items()
+        }
+        """The names of what is given, and the places of its key."""
+        self.columns[ASIDE] = ASIDE_COLUMNS.names, range(len(ASIDE_COLUMNS))
 
     def add(self, engine: Engine, changes: Changes, given: Changes) -> None:
         """Let the engine take a step, and keep it."""
         attempt = self._runner._attempt()
         try:
             batch = engine.step(changes, attempt, given)
-            for name in self.results:
-                self._load(name, batch.views[name], attempt)
+            found = dict(batch.views)
+            if batch.aside:
+                columns = [pa.array([row[n] for row in batch.aside]) for n in ASIDE_COLUMNS.names]
+                weight = [row["_weight"] for row in batch.aside]
+                found[ASIDE] = change(columns, weight, ASIDE_COLUMNS)
+            for name in self.results.keys() & found.keys():
+                self._load(name, found[name], attempt)
             attempt.finish()
         finally:
             attempt.forget()
         engine.keep(batch)
-        self.aside += batch.aside
 
     def subtract(self, name: str) -> None:
-        """Less what an older definition of a view has given."""
+        """Less what an older definition of a view has given, and what it has set aside."""
         runner = self._runner
+        log, pipeline = runner.log, runner.pipeline.name
         view = runner.defined.by_name[name]
+        there = {topic.name for topic in log.topics()}
         attempt = runner._attempt()
         try:
-            for batch in runner.log.read(topic_of(runner.pipeline.name, name)):
-                columns = [batch.data.column(column) for column in view.names]
-                taken_back = -batch.data.column("_weight").to_numpy()
-                self._load(name, change(columns, taken_back, view.node.columns), attempt)
+            for given, schema in ((name, view.node.columns), (ASIDE, ASIDE_COLUMNS)):
+                topic = topic_of(pipeline, given)
+                for batch in newest_generation(log, topic) if topic in there else ():
+                    rows = batch.data
+                    if given == ASIDE:
+                        rows = rows.filter(pc.equal(rows.column("view"), name))
+                    columns = [rows.column(column) for column in self.columns[given][0]]
+                    taken_back = -rows.column("_weight").to_numpy()
+                    self._load(given, change(columns, taken_back, schema), attempt)
             attempt.finish()
         finally:
             attempt.forget()
 
     def _load(self, name: str, rows: pa.RecordBatch, attempt: Attempt) -> None:
-        view = self._runner.defined.by_name[name]
-        found = keyed(rows, view.key, self._runner.status.seed)
+        _, key = self.columns[name]
+        found = keyed(rows, key, self._runner.status.seed)
         self.results[name] = self.results[name].loaded(found, attempt)
 
 
@@ -575,7 +496,7 @@ def whole_keys(chunks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield held
 
 
-def _in_order(view: Defined, found: pa.RecordBatch) -> pa.RecordBatch:
+def _in_order(names: Sequence[str], found: pa.RecordBatch) -> pa.RecordBatch:
     """Keyed rows as rows of a topic."""
     weight = weights(found)
     order = np.lexsort((weight, found.column("_k").to_numpy()))
@@ -583,7 +504,7 @@ def _in_order(view: Defined, found: pa.RecordBatch) -> pa.RecordBatch:
     sign = np.sign(weight)[copies.to_numpy()]
     columns = [column.take(copies) for column in kept_columns(found)]
     return pa.RecordBatch.from_arrays(
-        [*columns, pa.array(sign, pa.int64())], names=[*view.names, "_weight"]
+        [*columns, pa.array(sign, pa.int64())], names=[*names, "_weight"]
     )
 
 
@@ -639,9 +560,7 @@ class Build:
     def _read(self, goal: int) -> Iterator[tuple[Changes, int]]:
         """The log up to a goal, and not beyond it."""
         runner = self._runner
-        self._source = Source(
-            runner.log, runner.pipeline.inputs, self.through, runner._build_rows, goal
-        )
+        self._source = runner.source(self.through, runner._build_rows, goal)
         self._source.cuts = self._cuts
         while self._source is not None:
             source = self._source

@@ -1,0 +1,125 @@
+"""Columns that change: of a view whose definition does, and of an input while it is followed.
+
+Can catch: rows of a view that become null, or cannot be read, under another name or type of a
+column; a driver that takes one column for another; state kept that depends on a column that is no
+more; state thrown away that does not. Cannot catch: what a source makes of its columns (capture).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.pipelines.views.plan import planned
+from headrace.pipelines.views.run import Runner
+from headrace.runtime.verify import Known, verify
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Any]:
+    with hr.connect(tmp_path / "log") as log:
+        log.create_topic("a", "g string, n int", kind="changes")
+        log.append("a", [{"g": "x", "n": 1}, {"g": "y", "n": 2}])
+        yield log
+
+
+def pipe(**views: str) -> hr.Pipeline:
+    made = hr.Pipeline("p")
+    made.table("a")
+    for name, sql in views.items():
+        made.view(name, sql=sql)
+    return made
+
+
+def rows(pipeline: hr.Pipeline, name: str, log: Any = None) -> Rows:
+    return sorted(pipeline.rows(name, log=log).to_pylist(), key=repr)
+
+
+def is_right(log: Any, pipeline: hr.Pipeline) -> bool:
+    known = Known(pipeline=lambda _: pipeline)
+    return not any(v.differing for name in pipeline.views for v in verify(log, f"p.{name}", known))
+
+
+@pytest.mark.timeout(300)
+def test_a_view_may_rename_retype_and_reorder_its_columns(log: Any, spark: Any) -> None:
+    texts = {
+        "select g, n as c from a": [{"g": "x", "c": 1}, {"g": "y", "c": 2}],
+        "select g, n as d from a": [{"g": "x", "d": 1}, {"g": "y", "d": 2}],
+        "select g, g as d from a": [{"g": "x", "d": "x"}, {"g": "y", "d": "y"}],
+        "select n as d from a where n > 5": [],
+        "select n as d, g as c from a": [{"d": 1, "c": "x"}, {"d": 2, "c": "y"}],
+    }
+    for sql, wanted in texts.items():
+        pipeline = pipe(v=sql, number="select count(*) as c from v")
+        pipeline.run(log, until="caught up")
+        assert rows(pipeline, "v") == wanted, sql
+        assert rows(pipeline, "number") == [{"c": len(wanted)}]
+        assert {one.action for one in planned(pipeline, log).views} == {"goes on"}
+
+
+@pytest.mark.timeout(300)
+def test_a_retyped_view_is_served_as_it_was_until_it_is_built(log: Any, spark: Any) -> None:
+    first = pipe(v="select n as c from a")
+    first.run(log, until="caught up")
+    second = pipe(v="select g as c from a")
+    with Runner(second, log, spark) as runner:
+        assert rows(second, "v", log) == [{"c": 1}, {"c": 2}]
+        runner.run("caught up")
+    assert rows(second, "v", log) == [{"c": "x"}, {"c": "y"}]
+
+
+@pytest.mark.timeout(300)
+def test_the_columns_of_an_input_change_while_it_is_followed(log: Any, spark: Any) -> None:
+    """The weight of a row is never taken from a column that is new."""
+    pipeline = pipe(
+        sums="select g, sum(n) as s from a group by g",
+        every="select * from a where n > 0",
+        itself="select * from a",
+    )
+    pipeline.run(log, until="caught up")
+    running = Runner(pipeline, log, spark)
+    running.run("caught up")
+    steps: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"add": "z bigint"}, {"g": "x", "n": 5, "z": 7}, "goes on"),
+        ({"widen": {"n": "bigint"}}, {"g": "x", "n": 1 << 40, "z": 8}, "is rebuilt"),
+        ({"retire": ["z"]}, {"g": "q", "n": 9}, "goes on"),
+        # Whoever has used the other z must not keep what came of it.
+        ({"add": "z bigint"}, {"g": "r", "n": 10, "z": 1}, "is rebuilt"),
+        ({"retype": {"n": "decimal(9,2)"}}, {"g": "s", "n": Decimal("2.5"), "z": 1}, "is rebuilt"),
+    ]
+    for change, row, action in steps:
+        log.alter_topic("a", **change)
+        log.append("a", [row])
+        with pytest.raises(hr.errors.InputChanged), running:
+            running.run("caught up")
+        assert planned(pipeline, log).views[0].action == action, change
+        pipeline.run(log, until="caught up")
+        assert is_right(log, pipeline), change
+        running = Runner(pipeline, log, spark)
+        running.run("caught up")
+    running.close()
+    assert rows(pipeline, "sums") == [{"g": "s", "s": Decimal("2.50")}]
+
+
+def test_a_run_reads_its_views_anew_when_an_input_changes(log: Any, spark: Any) -> None:
+    class Altered(Runner):
+        """Has the column added after the views were read."""
+
+        def run(self, until: Any) -> int:
+            if "z" not in self.log.topic("a").schema.arrow.names:
+                self.log.alter_topic("a", add="z bigint")
+                self.log.append("a", [{"g": "x", "n": 5, "z": 7}])
+            return super().run(until)
+
+    pipeline = pipe(itself="select * from a")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.pipelines.views.run.Runner", Altered)
+        pipeline.run(log, until="caught up")
+    assert {"g": "x", "n": 5, "z": 7} in rows(pipeline, "itself")
