@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -490,6 +491,59 @@ def test_rows_that_need_each_other_are_taken_together(log: EmbeddedLog, database
         assert user.execute("select count(*) from child").fetchone() == (3,)
 
 
+def test_a_refused_row_does_not_touch_what_points_at_the_others(
+    log: EmbeddedLog, database: Database
+) -> None:
+    """Tables of the user's refer to a kept one: its rows are changed in place, never deleted."""
+    log.create_topic("t", "k bigint, v string", key="k", kind="changes")
+    log.append("t", [{"k": k, "v": "old"} for k in range(4)])
+    kept = Kept("p", "main", {"t": "t"}, frozenset(), hr.Table(database.dsn()))
+    with Follower(log, kept) as follower, database.connect() as user:
+        follower.run("caught up")
+        for name, action in (("strict", "no action"), ("weak", "cascade")):
+            user.execute(f"create table {name}(k bigint references t on delete {action})")
+            user.execute(f"insert into {name} values (1), (2)")
+        user.execute("alter table t add check (v <> 'bad'), add unique (v, k)")
+        changes = [{"k": k, "v": "old", "_weight": -1} for k in range(4)]
+        changes += [{"k": k, "v": "bad" if k == 3 else "new", "_weight": 1} for k in range(4)]
+        log.append("t", changes)
+        follower.run("caught up")
+        assert user.execute("select * from t order by k").fetchall() == [
+            (k, "new") for k in range(3)
+        ]
+        assert [one["key"] for one in aside.rows(log, "p/main")] == ['{"k": 3}']
+        for name in ("strict", "weak"):
+            assert user.execute(f"select count(*) from {name}").fetchone() == (2,)
+
+
+def test_a_lock_that_is_held_is_waited_for_without_a_queue(
+    log: EmbeddedLog, database: Database
+) -> None:
+    """A new column while a transaction of a reader is open: others read on, and it is said."""
+    log.create_topic("t", "k bigint", key="k", kind="changes")
+    log.append("t", [{"k": 1}])
+    kept = Kept("p", "main", {"t": "t"}, frozenset(), hr.Table(database.dsn()))
+    seen: list[Any] = []
+    with (
+        Follower(log, kept, patience=0, report=seen.append) as follower,
+        database.connect() as reader,
+        database.connect() as other,
+    ):
+        follower.run("caught up")
+        with reader.transaction():
+            reader.execute("select * from t")
+            log.alter_topic("t", add="v string")
+            log.append("t", [{"k": 2, "v": "two"}])
+            with pytest.raises(errors.TargetAway) as found:
+                follower.run("caught up")
+            assert "add column" in found.value.fact
+            assert "add column" in seen[-1].error
+            assert other.execute("select count(*) from t").fetchone() == (1,)
+        follower.run("caught up")
+        assert seen[-1].error is None
+    checked(log, kept)
+
+
 # --- large, and read your own writes --------------------------------------------------------------
 
 
@@ -523,6 +577,33 @@ def test_a_large_backlog_comes_in_several_cuts_and_a_large_entry_in_chunks(
         bank.change({i: {"owner": "y", "balance": i} for i in range(700)})
         follower.run("caught up")
     checked(log, free)
+
+
+def test_in_a_large_entry_a_row_may_come_before_the_one_it_replaces_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows exchange their keys: in the order of the database +2a comes before -2b."""
+    monkeypatch.setattr(cuts, "LARGE_ROWS", 4)
+    monkeypatch.setattr(cuts, "CUT_ROWS", 4)
+    monkeypatch.setattr(cuts, "CHUNK_ROWS", 2)
+
+    def rows(*given: tuple[int, int, str]) -> pa.RecordBatch:
+        columns = [pa.array(one) for one in zip(*given, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, names=["_weight", "id", "v"])
+
+    with hr.connect(tmp_path / "log") as log:
+        log.create_topic("t", "id bigint, v string", key="id", kind="changes")
+        kept = Kept("q", "main", {"t": "t"}, frozenset(), hr.SQLite(str(tmp_path / "t.db")))
+        with Follower(log, kept) as follower:
+            log.append("t", rows((1, 1, "a"), (1, 2, "b"), (1, 3, "c")))
+            follower.run("caught up")
+            chunks = [rows((-1, 1, "a"), (1, 2, "a")), rows((-1, 2, "b"), (1, 1, "b"))]
+            chunks += [rows((-1, 3, "c"), (1, 4, "d")), rows((-1, 4, "d"), (1, 5, "e"))]
+            reader = pa.RecordBatchReader.from_batches(chunks[0].schema, chunks)
+            with log.transaction() as entry:
+                entry.append("t", log.stage("t", reader))
+            follower.run("caught up")
+        checked(log, kept)
 
 
 def test_rows_that_change_again_and_again_are_applied_once(
@@ -636,6 +717,34 @@ def test_a_load_does_not_go_back(log: EmbeddedLog, tmp_path: Path) -> None:
         assert mark_of(kept).cut >= Cut(token, token)  # type: ignore[operator]
         bank.commit()
         follower.run("caught up")
+    checked(log, kept)
+
+
+def test_a_table_is_not_loaded_before_it_is_whole(log: EmbeddedLog, tmp_path: Path) -> None:
+    """Kept since a moment ago, it was read behind the newest cut: that would show it empty."""
+    bank = Bank(log)
+    target = hr.SQLite(str(tmp_path / "t.db"))
+    bank.change({1: {"owner": "a", "balance": 1}})
+    bank.commit()
+    with Follower(log, kept_in(target)) as follower:
+        follower.run("caught up")
+    log.create_topic("bank.public.owners", "owner string", key="owner", kind="changes")
+    log.append("bank.public.owners", [{"owner": "a", "_weight": 1, "_op": "r"}])
+    whole = log.position
+    kept = kept_in(target)
+    kept = replace(kept, topics={**kept.topics, "owners": "bank.public.owners"})
+    reading = True
+    with Follower(log, kept, being_read=lambda topics: reading) as follower:
+        follower.run("caught up")
+        assert follower.state.doing == "waiting for the views"
+        bank.history[whole] = bank.history[max(bank.history)]
+        bank.commit()
+        follower.run("caught up")
+        assert follower.state.doing == "waiting for the views"
+        reading = False
+        cut = follower.run("caught up")
+    assert cut is not None
+    assert cut.through == whole
     checked(log, kept)
 
 

@@ -8,9 +8,13 @@ hunted, `./run faults slice --only bugs` hunts all.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import headrace as hr
+from headrace.testing import shop
 from headrace.testing.capture_bugs import Bug
 from headrace.testing.postgres import Server
 from headrace.testing.slice_bugs import BUGS, catch, stepped
@@ -41,6 +45,28 @@ def test_caught(name: str, server: Server) -> None:
 @pytest.mark.timeout(900)
 def test_without_a_bug_nothing_is_wrong(server: Server) -> None:
     assert stepped(server, "tests") == []
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_views_must_agree_at_every_position_of_the_log(whole: bool, tmp_path: Path) -> None:
+    """A follower shows cuts only, and so cannot see that a commit came in several entries."""
+    rows: dict[str, dict[str, Any]] = {
+        "balances": {"account_id": 1, "balance": 5, "bookings": 1},
+        "total": {"total": 5, "bookings": 1, "accounts": 1},
+        "revenue": {"country": "x", "orders": 0, "revenue": 0},
+        "bestsellers": {"product": "x", "sold": 0, "amount": 0},
+        "sizes": {"size": "x", "payments": 0},
+    }
+    with hr.connect(tmp_path / "log") as log:
+        for view, row in rows.items():
+            columns = ", ".join(f"{n} {'string' if v == 'x' else 'bigint'}" for n, v in row.items())
+            log.create_topic(f"shop.{view}", columns, kind="changes")
+        with log.transaction() as entry:
+            for view, row in rows.items():
+                log_or_entry = entry if whole else log
+                log_or_entry.append(f"shop.{view}", [{**row, "_weight": 1}])
+        found = shop.views_disagree(log)
+    assert found == ([] if whole else ["at position 6 of the log: total is not the balances'"])
 
 
 def test_there_are_enough_of_them() -> None:

@@ -7,21 +7,27 @@ Not caught: whether the advice of the doctor helps.
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import socket
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import headrace as hr
 from headrace import errors
+from headrace.cli.status import shown
 from headrace.interfaces import Kept
 from headrace.runtime import passing
 from headrace.runtime.doctor import examined
-from headrace.runtime.project import FollowerOf, Project, find_project
+from headrace.runtime.project import FollowerOf, Project, digest, find_project, write_whole
+from headrace.runtime.status import project_status
+from headrace.testing.postgres import Server, fresh_database
 from tests.cli.conftest import Headrace, folder, headrace
 
 __all__ = ["folder", "headrace"]
@@ -148,6 +154,54 @@ def test_init_overwrites_nothing(headrace: Headrace, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["pipeline.py"]
 
 
+def test_the_status_says_what_has_changed_since_and_no_error_that_is_over(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("")
+    project = made(tmp_path, 'pipelines = ["p.py"]\n')
+    target = hr.SQLite(str(tmp_path / "t.db"))
+    project.note_followers([FollowerOf.of(Kept("p", "main", {"t": "t"}, frozenset(), target))])
+    read = {"file": "p.py", "read": digest(tmp_path / "p.py")}
+    part = {"state": "running", "pid": 1, "note": "", "error": {"fact": "long ago"}}
+    told: dict[str, Any] = {
+        "supervisor": {"pid": os.getpid(), "file": digest(tmp_path / "headrace.toml")},
+        "parts": [
+            {**part, "name": "pipelines", "said": {"pipelines": {"p": read}}},
+            {**part, "name": "follower/p/main", "ready": True, "said": {"through": 7}},
+        ],
+    }
+    write_whole(project.parts_file, json.dumps(told))
+    hr.connect(project.log).close()
+    with open(project.run_folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        status = project_status(project)
+        assert status["followers"][0]["error"] is None
+        assert (status["supervisor"]["changed"], status["parts"][0]["note"]) == (False, "")
+        (tmp_path / "p.py").write_text("# more")
+        with open(tmp_path / "headrace.toml", "a") as file:
+            file.write("# more")
+        status = project_status(project)
+        assert status["supervisor"]["changed"]
+        assert "p.py has changed since" in status["parts"][0]["note"]
+        assert "headrace.toml has changed since" in "\n".join(shown({**status, "parts": []}, None))
+        told["parts"][1]["ready"] = False
+        write_whole(project.parts_file, json.dumps(told))
+        assert project_status(project)["followers"][0]["error"] == {"fact": "long ago"}
+
+
+def test_init_in_odd_places(headrace: Headrace, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in ("file", "file/deeper"):
+        done = headrace("init", str(tmp_path / place))
+        assert (done.code, "no project can be made" in done.err) == (2, True)
+    under_git = tmp_path / "a b"
+    under_git.mkdir()
+    (under_git / ".gitignore").write_text("mine")
+    done = headrace("init", str(under_git))
+    assert done.code == 0
+    assert f"cd '{under_git}'" in done.err
+    assert (under_git / ".gitignore").read_text() == "mine"
+    assert "should have data/, run/" in done.err
+
+
 def test_init_makes_a_project_and_the_doctor_finds_it_well(
     headrace: Headrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +233,34 @@ def test_the_doctor_says_what_is_in_the_way(tmp_path: Path) -> None:
     assert set(wrong) == {"page", "capture shop"}
     assert "HR-CAPTURE-024" in wrong["capture shop"].found
     assert all(one.fix for one in wrong.values())
+
+
+def test_the_doctor_says_what_a_target_does_not_allow(tmp_path: Path, postgres: Server) -> None:
+    """Each statement that it names takes it to the next thing that is missing, and then to none."""
+    with fresh_database(postgres, "lacks") as name, postgres.connect(name) as owner:
+        owner.execute("create role poor login")
+        try:
+            owner.execute("revoke all on database lacks from public")
+            owner.execute("grant connect on database lacks to poor")
+            target = hr.Table(postgres.dsn(name, user="poor"), "kept")
+            project = made(tmp_path, "[page]\nport = false\n")
+            spec = FollowerOf.of(Kept("p", "main", {"t": "t"}, frozenset(), target))
+            project.note_followers([spec])
+            said: list[str] = []
+            while len(said) < 9:
+                (found,) = [one for one in examined(project, quick=True) if "kept" in one.what]
+                if found.level == "ok":
+                    break
+                said.append(found.fix)
+                owner.execute(found.fix)
+                if len(said) == 2:
+                    owner.execute("create schema kept; create table kept.t()")
+            assert [one.partition(" on ")[0] for one in said] == [
+                "grant temporary", "grant create", "grant usage, create",
+                "alter table kept.t owner to poor",
+            ]  # fmt: skip
+        finally:
+            owner.execute("drop owned by poor cascade; drop role poor")
 
 
 def test_a_folder_that_cannot_be_written_is_found(tmp_path: Path) -> None:

@@ -169,7 +169,8 @@ def test_killed_one_after_the_other_all_go_on(whole: Whole) -> None:
     for part in ("page", "follower/shop/main", "capture/source"):
         before = whole.running.comes(part, "running")
         os.kill(before["pid"], signal.SIGKILL)
-        whole.running.comes(part, "running", restarts=before["restarts"] + 1)
+        after = whole.running.comes(part, "running", restarts=before["restarts"] + 1)
+        assert after["said"].get("url") == before["said"].get("url")
     whole.insert("it", 3)
     whole.comes(DE=7, FR=1, IT=3)
 

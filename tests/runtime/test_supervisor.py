@@ -11,19 +11,23 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import headrace as hr
 from headrace import errors
+from headrace.clock import HandClock
 from headrace.runtime import streams, supervisor
-from headrace.runtime.control import ask
+from headrace.runtime.control import ask, short
+from headrace.runtime.project import find_project
 from headrace.runtime.status import project_status
 from headrace.testing.postgres import Server, fresh_database
 from tests.runtime.kit import Running, alive, commands, family, until
@@ -109,10 +113,14 @@ def test_a_part_says_when_it_is_ready_and_the_status_shows_it(shop: Shop) -> Non
     [
         (signal.SIGKILL, "it was killed by SIGKILL"),
         (signal.SIGTERM, "it has ended, and nobody here had asked it to"),
+        (signal.SIGSTOP, "it hung: nothing was heard of it for 15 s"),
     ],
 )
 def test_a_killed_part_is_started_again_and_goes_on(shop: Shop, by: int, fact: str) -> None:
-    """Also when somebody else asked it to end: whoever guards the memory of a machine does."""
+    """Also when somebody else asked it to end: whoever guards the memory of a machine does.
+
+    Or when it is there, and does nothing.
+    """
     before = shop.running.comes("capture/shop", "running")
     os.kill(before["pid"], by)
     rows = shop.insert()
@@ -236,6 +244,38 @@ def test_the_output_of_a_part_is_kept_and_rotated(tmp_path: Path) -> None:
     files = sorted(output.path.parent.iterdir())
     assert len(files) == streams.LOG_FILES
     assert all(file.stat().st_size <= streams.LOG_BYTES + len(line) for file in files)
+
+
+def test_a_supervisor_that_was_away_itself_takes_nobody_for_hung(tmp_path: Path) -> None:
+    (tmp_path / "headrace.toml").write_text("[page]\nport = 0\n")
+    clock = HandClock()
+    made = supervisor.Supervisor(find_project(tmp_path))
+    made._clock = clock  # type: ignore[assignment]
+    made._selector = mock.Mock(select=lambda wait: [])
+    made._add("page", "")
+    part = made.parts["page"]
+    process = part.process = mock.Mock(pid=1)
+    part.try_at = None
+    for seconds, killed in ((0, 0), (100, 0), (1, 0), (1, 0)):  # stopped, and let go on
+        clock.advance(seconds)
+        made._turn()
+        assert process.kill.call_count == killed
+    for _ in range(int(supervisor.HUNG_SECONDS)):
+        clock.advance(1)
+        made._turn()
+    assert process.kill.call_count == 1
+    assert part.asked == "hung"
+
+
+def test_a_supervisor_that_does_not_answer_is_not_said_to_be_away(tmp_path: Path) -> None:
+    (tmp_path / "headrace.toml").write_text("")
+    project = find_project(tmp_path)
+    project.run_folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as silent, short(project.socket) as name:
+        silent.bind(name)
+        silent.listen()
+        with pytest.raises(errors.NotRunning, match=r"does not answer within 0\.1 s"):
+            ask(project, "list", timeout=0.1)
 
 
 def test_delays_grow_and_have_an_end() -> None:

@@ -32,9 +32,11 @@ from starlette.datastructures import Headers
 
 import headrace as hr
 from headrace import errors
+from headrace.derived.follower import Follower
+from headrace.interfaces import Kept
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.pipelines.views.reading import commits_topic
-from headrace.runtime.project import Project
+from headrace.runtime.project import FollowerOf, Project
 from headrace.serving import feed as feeding
 from headrace.serving.app import WAYS, make_app
 from headrace.serving.guard import refusal
@@ -91,6 +93,7 @@ SAMPLES = {
     "view": "shop.revenue",
     "part": "pipelines",
     "name": "shop/main",
+    "of": "src.public.orders",
     "code": "HR-LOG-010",
     "file": "page.js",
 }
@@ -128,6 +131,19 @@ def test_the_document_has_the_paths_of_the_router(project: Project) -> None:
     assert routes == told
     assert document["openapi"].startswith("3.1")
     assert json.loads(json.dumps(document)) == document
+    for way in WAYS:
+        shown = document["paths"][way.path.replace(":path}", "}")][way.method.lower()]
+        assert ("requestBody" in shown) == (way.method == "POST")  # without JSON it is refused
+        for one in shown["parameters"]:
+            pattern = re.compile(one["schema"].get("pattern", ""))
+            if one["name"] == "after" and "pattern" in one["schema"]:
+                good = "5ac3d1f0-120s500" if "feed" in way.path else "lsn:shop:0/16B3748"
+                assert (bool(pattern.match(good)), bool(pattern.match(""))) == (True, False)
+
+
+def test_a_method_that_is_not_there_is_said_so(url: str) -> None:
+    for method in ("TRACE", "OPTIONS"):
+        assert ask(url, "/v1/topics", method).status == 405
 
 
 def test_the_status_has_what_the_page_shows(url: str, project: Project) -> None:
@@ -222,6 +238,39 @@ def test_a_read_waits_for_its_token(url: str, log: EmbeddedLog) -> None:
     found = ask(url, f"/v1/tables/src.public.orders/rows?at={ahead}&timeout=20&limit=1").json
     timer.join()
     assert found["position"] == ahead
+
+
+def test_a_target_is_waited_for_over_http_and_on_the_command_line(
+    url: str, log: EmbeddedLog, project: Project, tmp_path: Path
+) -> None:
+    target = hr.SQLite(str(tmp_path / "t.db"))
+    kept = Kept("shop", "late", {"orders": "src.public.orders"}, frozenset(), target)
+    project.note_followers([*project.followers().values(), FollowerOf.of(kept)])
+    written = log.append("src.public.orders", [order(777)]).position
+
+    def told(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "headrace", "wait", "shop/late", str(written), "--json"]
+        return subprocess.run(
+            [*command, "--project", str(project.folder), *more],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    late = ask(url, f"/v1/wait/shop/late?after={written}&timeout=0.2")
+    assert (late.status, late.json["code"]) == (504, "HR-READ-002")
+    assert "HR-READ-002" in told("--timeout", "0.2").stderr
+    assert ask(url, "/v1/wait/shop/nobody").json["code"] == "HR-PROJECT-005"
+    assert ask(url, "/v1/wait/nobody").status == 404
+    with Follower(log, kept) as follower:
+        timer = threading.Timer(0.3, follower.run, ["caught up"])
+        timer.start()
+        try:
+            found = ask(url, f"/v1/wait/shop/late?after={written}&timeout=20").json
+        finally:
+            timer.join()
+    assert found["position"] >= written
+    assert json.loads(told().stdout)["position"] >= written
+    assert ask(url, "/v1/wait/shop/late").json["position"] >= written
+    project.note_followers([one for one in project.followers().values() if one.kept != "late"])
 
 
 def test_a_view_comes_with_its_text(url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,8 +16,10 @@ from headrace.cli.options import (
     json_option,
     log_option,
     open_log,
+    project_option,
     talk,
 )
+from headrace.cli.verify import log_path
 from headrace.errors import UnknownAside, nearest
 
 if TYPE_CHECKING:
@@ -63,12 +66,26 @@ def chosen(log: EmbeddedLog, name: str, table: str, key: str | None) -> list[dic
     return of_followers.one_of(log, name, table, key)
 
 
+def of_rows(key: bool) -> Callable[[Any], Any]:
+    """The arguments and options of a command on rows that a follower has set aside."""
+
+    def decorated(command: Any) -> Any:
+        for one in (json_option, log_option, project_option):
+            command = one(command)
+        for name in ("key", "table", "name"):
+            command = click.argument(name, required=key or name != "key")(command)
+        return command
+
+    return decorated
+
+
 @aside.command(cls=Command, short_help="List rows set aside.", example="headrace aside ls")
+@project_option
 @log_option
 @json_option
-def ls(path: str, as_json: bool) -> None:
+def ls(folder: str, path: str, as_json: bool) -> None:
     """List the rows that targets and views did not take."""
-    with open_log(path) as log:
+    with open_log(log_path(folder, path)) as log:
         found = found_in(log)
     if as_json:
         click.echo(json.dumps(found, ensure_ascii=False))
@@ -86,14 +103,10 @@ def ls(path: str, as_json: bool) -> None:
     short_help="Show one row set aside.",
     example="""headrace aside show shop/main orders '{"id": 7}'""",
 )
-@click.argument("name")
-@click.argument("table")
-@click.argument("key")
-@log_option
-@json_option
-def show(name: str, table: str, key: str, path: str, as_json: bool) -> None:
+@of_rows(key=True)
+def show(name: str, table: str, key: str, folder: str, path: str, as_json: bool) -> None:
     """Show the row of TABLE with KEY (JSON) that follower NAME has set aside, with its reason."""
-    with open_log(path) as log:
+    with open_log(log_path(folder, path)) as log:
         (found,) = chosen(log, name, table, key)
     if as_json:
         click.echo(json.dumps(found, ensure_ascii=False))
@@ -108,22 +121,10 @@ def show(name: str, table: str, key: str, path: str, as_json: bool) -> None:
     short_help="Try rows again.",
     example="""headrace aside retry shop/main orders '{"id": 7}'""",
 )
-@click.argument("name")
-@click.argument("table")
-@click.argument("key", required=False)
-@log_option
-@json_option
-def retry(name: str, table: str, key: str | None, path: str, as_json: bool) -> None:
+@of_rows(key=False)
+def retry(**given: Any) -> None:
     """Have follower NAME apply what KEY (JSON; without: every key set aside) of TABLE is now."""
-    from headrace.derived.aside import replace
-
-    with open_log(path) as log:
-        found = chosen(log, name, table, key)
-        replace(log, name, found, asked=True)
-    if as_json:
-        click.echo(json.dumps({"asked": len(found)}))
-        return
-    talk(f"{counted(len(found), 'row')}: the follower does it now, or when it next runs")
+    _replace("asked", "the follower does it now, or when it next runs", **given)
 
 
 @aside.command(
@@ -131,19 +132,29 @@ def retry(name: str, table: str, key: str | None, path: str, as_json: bool) -> N
     short_help="Give rows up.",
     example="""headrace aside drop shop/main orders '{"id": 7}'""",
 )
-@click.argument("name")
-@click.argument("table")
-@click.argument("key", required=False)
-@log_option
-@json_option
-def drop(name: str, table: str, key: str | None, path: str, as_json: bool) -> None:
+@of_rows(key=False)
+def drop(**given: Any) -> None:
     """Forget that KEY (JSON; without: every key) of TABLE is missing; it comes when it changes."""
+    _replace("gone", "dropped", **given)
+
+
+def _replace(
+    what: str,
+    said: str,
+    *,
+    name: str,
+    table: str,
+    key: str | None,
+    folder: str,
+    path: str,
+    as_json: bool,
+) -> None:
     from headrace.derived.aside import replace
 
-    with open_log(path) as log:
+    with open_log(log_path(folder, path)) as log:
         found = chosen(log, name, table, key)
-        replace(log, name, found, gone=True)
+        replace(log, name, found, **{what: True})
     if as_json:
-        click.echo(json.dumps({"dropped": len(found)}))
-        return
-    talk(f"{counted(len(found), 'row')} dropped")
+        click.echo(json.dumps({"dropped" if what == "gone" else what: len(found)}))
+    else:
+        talk(f"{counted(len(found), 'row')}: {said}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from headrace.cli.options import Command, counted, json_option, talk
-from headrace.errors import FileThere, SourceNotReady
+from headrace.errors import BadUsage, FileThere, SourceNotReady
 
 STREAM_TOML = """\
 # What 'headrace run' runs. docs/project.md says what else may stand here.
@@ -120,6 +121,7 @@ def test_rows_are_counted():
     hr.testing.same(after[0], [{{"rows": 2}}])
     hr.testing.same(after[1], [{{"rows": 1}}])
 '''
+IGNORED = ".gitignore"
 IGNORE = "data/\nrun/\nkept.db*\n__pycache__/\n"
 
 
@@ -138,12 +140,20 @@ def init(folder: str, dsn: str | None, as_json: bool) -> None:
     root = Path(folder)
     files = _of_stream() if dsn is None else _of_table(dsn)
     there = [name for name in [*files, "data"] if os.path.lexists(root / name)]
+    if IGNORED in there:  # as in any folder under git
+        there.remove(IGNORED)
+        lines = ", ".join(files.pop(IGNORED).split())
+        talk(f"{IGNORED} stays as it is; it should have {lines}")
     if there:
         raise FileThere(f"{root / there[0]} is there already", place=str(root.absolute()))
-    root.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        with open(root / name, "x") as file:
-            file.write(text)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            with open(root / name, "x") as file:
+                file.write(text)
+    except OSError as error:
+        said = f"no project can be made in {root}: {error.strerror}"
+        raise BadUsage(said, fix="name another folder: headrace init DIR") from None
     if dsn is None:
         import headrace
 
@@ -161,7 +171,7 @@ def init(folder: str, dsn: str | None, as_json: bool) -> None:
         steps[1:1] = [f"echo '{row}' | headrace topic append visits", "headrace view read popular"]
     else:
         steps[:0] = ["headrace doctor"]
-    for step in ([f"cd {folder}"] if folder != "." else []) + steps:
+    for step in ([f"cd {shlex.quote(folder)}"] if root != Path() else []) + steps:
         talk(f"  {step}")
 
 
@@ -170,7 +180,7 @@ def _of_stream() -> dict[str, str]:
         "headrace.toml": STREAM_TOML,
         "pipeline.py": STREAM_PIPELINE,
         "test_pipeline.py": STREAM_TEST,
-        ".gitignore": IGNORE,
+        IGNORED: IGNORE,
     }
 
 
@@ -205,5 +215,5 @@ def _of_table(dsn: str) -> dict[str, str]:
         "headrace.toml": TABLE_TOML.format_map(values | {"table": json.dumps(values["table"])}),
         "pipeline.py": TABLE_PIPELINE.format_map(values),
         "test_pipeline.py": TABLE_TEST.format_map(values),
-        ".gitignore": IGNORE,
+        IGNORED: IGNORE,
     }

@@ -35,6 +35,7 @@ COMMANDS = {
     "topic": "Create, list, show, append to, read and follow topics.",
     "verify": "Prove that what is derived equals its source.",
     "view": "List, show, read and explain views.",
+    "wait": "Wait until a target, a view or a topic has what was written.",
 }
 HIDDEN = ("part",)
 """What nobody types: the supervisor does."""

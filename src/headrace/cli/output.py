@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from headrace.model.records import Batch
     from headrace.model.topic import Topic
 
-FORMATS = ("ndjson", "arrow", "table", "lines")
 CELL_WIDTH_MAX = 40
 _types = pa.types
 _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.errors import NoServe
+from headrace.errors import NoServe, PortTaken
 
 if TYPE_CHECKING:
     from headrace.runtime.parts import Voice
@@ -37,7 +37,13 @@ def run_page(project: Project, _: str, voice: Voice) -> None:
     except ImportError as error:
         raise NoServe(f"{error.name} is not installed", place=sys.executable) from None
     del starlette, uvicorn
+    from headrace.runtime.project import write_whole
     from headrace.serving.server import Server
 
-    server = Server(project, port=project.port or 0)
+    port, last = project.port or 0, project.run_folder / "port"
+    try:  # of any free port the one of the last time: a page that is open finds us again
+        server = Server(project, port or int(last.read_text()))
+    except (OSError, ValueError, PortTaken):
+        server = Server(project, port)
+    write_whole(last, str(server.port))
     server.run(ready=lambda url: voice.say(ready=True, url=url))

@@ -48,6 +48,8 @@ def shown(now: dict[str, Any], before: dict[str, Any] | None) -> list[str]:
     head = f"runs as process {running['pid']}" if running else "does not run"
     name = click.style(now["project"], bold=True)
     lines = [f"project {name}: {head}, position {now['position']:,}"]
+    if running and running.get("changed"):
+        lines += ["headrace.toml has changed since: stop the project, and run it again"]
     if now["parts"]:
         lines += ["", *_parts(now)]
     tables = [(_captures, (3,)), (_pipelines, (2, 3, 4)), (_followers, (2, 3, 4))]
@@ -116,13 +118,17 @@ def _parts(now: dict[str, Any]) -> list[str]:
             (part["name"], part["state"], str(part["pid"] or "-"), str(part["restarts"]), note)
         )
     lines = _set(rows, (2, 3))
-    told = [(part["name"], part["error"]) for part in now["parts"] if part["error"]]
-    told += [(f"pipeline {one['name']}", one["error"]) for one in now["pipelines"] if one["error"]]
-    for name, error in told:
+    told = [(part["name"], part["error"], part["state"]) for part in now["parts"] if part["error"]]
+    told += [
+        (f"pipeline {one['name']}", one["error"], "") for one in now["pipelines"] if one["error"]
+    ]
+    for name, error, state in told:
         code = f"[{error['code']}]" if error["code"] else ""
         at = f", {error['at'][11:19]}" if error.get("at") else ""
         lines += ["", f"{name}, last error{at}: {click.style(code, fg='red')} {error['fact']}"]
         lines += [f"  {word}: {error[word]}" for word in ("why", "fix") if error[word]]
+        if state == "stopped" and now["supervisor"]:
+            lines.append(f"  then: headrace restart {name}")
     return lines
 
 

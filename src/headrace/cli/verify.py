@@ -23,7 +23,6 @@ from headrace.cli.options import (
 from headrace.errors import BadUsage
 
 if TYPE_CHECKING:
-    from headrace.log.embedded.log import EmbeddedLog
     from headrace.pipelines.pipeline import Pipeline
     from headrace.runtime.verify import Known, Result
 
@@ -76,12 +75,12 @@ def verify(
 
     if (name is None) != show_last:
         raise BadUsage("name what to verify, or ask for --last", fix="headrace verify shop/main")
-    with open_log(_log_path(folder, path)) as log:
+    with open_log(log_path(folder, path)) as log:
         if show_last:
             _show_last([*last(log).values()], as_json)
             return
         assert name is not None
-        known = _known(log, folder, file, needs_file="/" in name)
+        known = known_in(folder, file, needs_file="/" in name)
         progress = Progress()
 
         def report(now: Any) -> None:
@@ -108,7 +107,7 @@ def _text(now: Any) -> str:
     return f"{text}, about {lasting(left)} left" if left else text
 
 
-def _log_path(folder: str, path: str) -> str:
+def log_path(folder: str, path: str) -> str:
     """The log of the project, where there is one and no other is named."""
     from headrace.runtime.project import FILE, find_project
 
@@ -119,12 +118,11 @@ def _log_path(folder: str, path: str) -> str:
     return str(find_project(folder).log)
 
 
-def _known(log: EmbeddedLog, folder: str, file: str | None, *, needs_file: bool) -> Known:
+def known_in(folder: str, file: str | None, *, needs_file: bool) -> Known:
     """What there is to verify: of a pipeline file, else of the project."""
     from headrace.runtime.project import FILE, find_project
     from headrace.runtime.verify import Known
 
-    del log
     files = [file] if file else []
     dsns: dict[str, str] = {}
     kept: dict[str, Any] = {}

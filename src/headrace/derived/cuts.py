@@ -31,8 +31,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from headrace.derived.rows import CHUNK_ROWS, Numbers, added_up
+from headrace.derived.rows import CHUNK_ROWS, WEIGHT, Numbers, added_up, current
 from headrace.interfaces import Changes, Cut, Kept, KeptTable
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.model.records import Batch
@@ -224,7 +225,7 @@ class Between:
 
     def _large(self, cut: Cut) -> Step:
         changes = [
-            Changes(table, _streamed(self._log, table, table.at(self._cut), table.at(cut)))
+            Changes(table, _streamed(self._log, table, self._cut, cut))
             for table in self._tables.values()
         ]
         return Step(cut, changes, LARGE_ROWS, large=True)
@@ -240,24 +241,39 @@ def _once(batch: pa.RecordBatch) -> Callable[[], Iterator[pa.RecordBatch]]:
 
 
 def _streamed(
-    log: EmbeddedLog, table: KeptTable, after: int, through: int
+    log: EmbeddedLog, table: KeptTable, before: Cut, cut: Cut
 ) -> Callable[[], Iterator[pa.RecordBatch]]:
     """The changes of one topic, read when they are asked for."""
 
     def chunks() -> Iterator[pa.RecordBatch]:
         parts: list[Part] = []
         version = log.topic(table.topic).schema.version
-        for batch in log.read(table.topic, after=after, through=through):
+        for batch in log.read(table.topic, after=table.at(before), through=table.at(cut)):
             if batch.schema_version != version:
                 raise NewVersion
             parts.append(_part(batch))
             if sum(len(part.positions) for part in parts) >= CHUNK_ROWS:
-                yield _added(table, parts)
+                yield _looked_up(log, _added(table, parts), table, cut)
                 parts = []
         if parts:
-            yield _added(table, parts)
+            yield _looked_up(log, _added(table, parts), table, cut)
 
     return chunks
+
+
+def _looked_up(
+    log: EmbeddedLog, change: pa.RecordBatch, table: KeptTable, cut: Cut
+) -> pa.RecordBatch:
+    """A change with what is gone as it is at the cut.
+
+    The row that took the place of another may have come first, in the chunk before.
+    """
+    there = pc.greater(change.column(WEIGHT), 0)
+    gone = change.filter(pc.invert(there)).select(list(table.key))
+    if not (table.key and gone.num_rows):
+        return change
+    now = current(log, table, pa.Table.from_batches([gone]), cut)
+    return pa.concat_batches([change.filter(there), now])
 
 
 def _added(table: KeptTable, parts: list[Part]) -> pa.RecordBatch:

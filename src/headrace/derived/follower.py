@@ -76,12 +76,16 @@ class Follower:
         *,
         report: Callable[[State], None] | None = None,
         patience: float | None = None,
+        being_read: Callable[[list[str]], bool] = lambda topics: False,
     ) -> None:
-        """Nothing is opened yet. `patience`: seconds to wait for a target; None: for ever."""
+        """Nothing is opened yet. `patience`: seconds to wait for a target; None: for ever.
+
+        `being_read`: whether one of these topics is of a table that is read for the first time.
+        """
         self.log, self.kept = log, kept
         self.name = kept.follower
         self.state = State(self.name)
-        self._report, self._patience = report, patience
+        self._report, self._patience, self._being_read = report, patience, being_read
         self._stopped = threading.Event()
         self._writer: Writer | None = None
         self._target: Target | None = None
@@ -299,7 +303,8 @@ class Follower:
             return False
         cut = self._cuts[-1]
         self._cuts.clear()
-        if self._goes_back(cut):
+        if self._too_early(cut):
+            self._cuts.append(cut)  # looked at again
             self._say("waiting for the views")
             return False
         self._say("loading")
@@ -320,21 +325,28 @@ class Follower:
         self._begin()
         return True
 
-    def _goes_back(self, cut: Cut) -> bool:
-        """Whether the target shows entries of a kept topic that a cut does not have yet.
+    def _too_early(self, cut: Cut) -> bool:
+        """Whether a load at a cut would go back, or show half a table.
 
-        So it is when a view is kept that was right long ago, and is built anew.
+        Back: a view is kept that was right long ago, and is built anew. Half: a captured table is
+        being read for the first time, or that ended behind the cut.
         """
-        shown, kept = self._mark.cut, {one.topic for one in self._tables}
-        if shown is None:
-            return False
+        shown, kept = self._mark.cut or cut, {one.topic for one in self._tables}
         for one in self._mark.tables:
-            if one.topic in kept and one.at(cut) < one.at(shown):
-                reading = self.log.read(one.topic, after=one.at(cut), through=one.at(shown))
-                with closing(reading):
-                    if next(reading, None) is not None:
-                        return True
-        return False
+            back = one.topic in kept and one.at(cut) < one.at(shown)
+            if back and self._has(one.topic, one.at(cut), one.at(shown)):
+                return True
+        captured = [one.topic for one in self._tables if not one.view]
+        captured = [one for one in captured if self.log.topic(one).kind == "changes"]
+        return self._being_read(captured) or any(
+            self._has(one, cut.through, self.log.position, first=True) for one in captured
+        )
+
+    def _has(self, topic: str, after: int, through: int, *, first: bool = False) -> bool:
+        """Whether a topic has rows there; `first`: those of a first reading."""
+        columns = ["_op"] if first else None
+        with closing(self.log.read(topic, after=after, through=through, columns=columns)) as rows:
+            return any(not first or "r" in one.data.column("_op").to_pylist() for one in rows)
 
     def _step(self) -> None:
         """Apply the next cuts."""

@@ -26,7 +26,7 @@ class Table:
 
     def describe(self) -> str:
         """Host, port, database and schema."""
-        from headrace.derived.postgres import described
+        from headrace.derived.postgres_session import described
 
         return described(self.dsn, self.schema)
 

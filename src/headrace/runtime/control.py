@@ -41,10 +41,10 @@ def ask(project: Project, do: str, part: str = "", timeout: float = 5.0) -> dict
             with client.makefile("rb") as answers:
                 line = answers.readline()
         answer: dict[str, Any] = json.loads(line)
-    except (OSError, ValueError):
-        raise NotRunning(
-            f"project '{project.name}' does not run", place=str(project.folder)
-        ) from None
+    except (OSError, ValueError) as why:
+        late = isinstance(why, TimeoutError)
+        fact = f"does not answer within {timeout:g} s" if late else "does not run"
+        raise NotRunning(f"project '{project.name}' {fact}", place=str(project.folder)) from None
     if not answer.get("ok"):
         error = answer["error"]
         raise UnknownPart(error["fact"], place=error["place"], why=error["why"], fix=error["fix"])

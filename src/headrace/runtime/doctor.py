@@ -176,19 +176,22 @@ def _slot(project: Project, name: str) -> str:
 
 
 def _target(spec: FollowerOf) -> Check:
-    """Whether a target answers, and gives the mark of its follower."""
+    """Whether a target answers, gives the mark of its follower, and can be written to."""
     what = f"kept {spec.name}"
     try:
         kept = spec.to_kept()
         target = kept.target.open(kept.follower)
         try:
-            cut = target.mark().cut
+            lacks = target.lacks(list(spec.topics)) if hasattr(target, "lacks") else None
+            cut = None if lacks else target.mark().cut
         finally:
             target.close()
     except errors.HeadraceError as error:
         return of_error(what, error)
     except (ImportError, AttributeError, TypeError) as error:
         return Check("error", what, f"the target cannot be made: {error}", "headrace run reads it")
+    if lacks is not None:
+        return Check("error", what, f"{kept.target.describe()}: {lacks[0]}", lacks[1])
     said = "nothing yet" if cut is None else f"through {cut.through:,}"
     return Check("ok", what, f"{kept.target.describe()} answers; it has {said}")
 

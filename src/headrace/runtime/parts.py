@@ -30,6 +30,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ from headrace import errors
 from headrace.clock import SystemClock
 from headrace.runtime.passing import CRASHED, DONE, PASSES, STAYS, verdict
 from headrace.runtime.processes import die_with_parent
-from headrace.runtime.project import FollowerOf, Project, find_project
+from headrace.runtime.project import FollowerOf, Project, digest, find_project
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
@@ -46,6 +47,10 @@ if TYPE_CHECKING:
     from headrace.sources.postgres.capture import Capture
 
 END_SECONDS = 0.7
+PULSE_SECONDS = 1.0
+"""So often a part says that it is there (`supervisor.HUNG_SECONDS`)."""
+JVM_SECONDS = 60.0
+"""A JVM that does not answer for so long hangs."""
 SAY_SECONDS = 0.25
 """What changes all the time is said this often."""
 RETRY_SECONDS = 0.3
@@ -77,6 +82,12 @@ class Voice:
             line = json.dumps(what, default=str).encode() + b"\n"
             with contextlib.suppress(OSError), self._saying:
                 os.write(self._descriptor, line)
+
+    def pulse(self) -> None:
+        """Say that the process is there, for ever."""
+        while True:
+            self.say()
+            time.sleep(PULSE_SECONDS)
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
@@ -113,6 +124,7 @@ def run_part(kind: str, name: str, folder: str, more: Mapping[str, Part] = EMPTY
         os.set_inheritable(int(descriptor), False)
     voice = Voice(int(descriptor) if descriptor else None)
     signal.signal(signal.SIGTERM, voice.asked_to_end)
+    threading.Thread(target=voice.pulse, name="pulse", daemon=True).start()
     try:
         {**PARTS, **more}[kind](find_project(folder), name, voice)
     except Stopped:
@@ -273,7 +285,7 @@ class Turns:
 
         self._log = log
         self.name = file.stem
-        self.file = file
+        self.file, self.read = file, digest(file)
         self.pipeline: Pipeline | None = None
         self.runner: Runner | None = None
         self.state = "starting"
@@ -362,6 +374,7 @@ class Turns:
             "error": self.error.to_json() if self.error else None,
             "progress": self.progress,
             "file": self.file.name,
+            "read": self.read,
         }
         if self.pipeline is not None:
             inputs = self.pipeline.inputs.values()
@@ -438,12 +451,25 @@ def _tell_apart(turns: list[Turns]) -> None:
 
 
 def _end_with_jvm(voice: Voice) -> None:
-    """Without its JVM the process can do nothing, and might wait for the log for long."""
+    """Without its JVM, or with one that hangs, the process can do nothing, and would wait."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway
-    code = gateway.proc.wait()
-    error = errors.SparkFailed(f"Spark's JVM has ended, with code {code}", place="pipelines")
+    answered = [time.monotonic()]
+
+    def ping() -> None:
+        with contextlib.suppress(Exception):  # it has ended
+            while gateway.jvm.System.nanoTime():
+                answered[0] = time.monotonic()
+                time.sleep(PULSE_SECONDS)
+
+    threading.Thread(target=ping, daemon=True).start()
+    code = None
+    while code is None and time.monotonic() - answered[0] < JVM_SECONDS:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = gateway.proc.wait(PULSE_SECONDS)
+    fact = "does not answer" if code is None else f"has ended, with code {code}"
+    error = errors.SparkFailed(f"Spark's JVM {fact}", place="pipelines")
     if not voice.ending:
         voice.say(error=error.to_json())
         sys.stderr.write(error.render() + "\n")
@@ -510,11 +536,10 @@ def run_follower(project: Project, name: str, voice: Voice) -> None:
     threading.Thread(target=tell, daemon=True).start()
     with (
         headrace.connect(project.log) as log,
-        Follower(log, spec.to_kept(), report=report) as follower,
+        Follower(
+            log, spec.to_kept(), report=report, being_read=partial(being_read, log)
+        ) as follower,
     ):
-        while not spec.views and being_read(log, list(spec.topics.values())):
-            with voice.idle():
-                time.sleep(RETRY_SECONDS)
         voice.stops.append(follower.stop)
         follower.run()
 

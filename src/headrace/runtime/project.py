@@ -25,6 +25,7 @@ the files have been read.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import json
 import os
@@ -149,6 +150,14 @@ class Project:
         """Let others know the followers."""
         text = json.dumps([dataclasses.asdict(one) for one in followers], indent=1)
         write_whole(self.run_folder / "followers.json", text)
+
+
+def digest(path: Path) -> str:
+    """What a file says, in a few letters; nothing if it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return ""
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace import errors
 from headrace.clock import SystemClock
-from headrace.runtime.project import Project
+from headrace.runtime.project import FILE, Project, digest
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
@@ -67,6 +67,8 @@ def project_status(
     if log is None and not (project.log / "headrace.json").is_file():
         return found
     by_name = {part["name"]: part for part in parts["parts"]}
+    if parts["supervisor"]:
+        _note_changes(project, parts["supervisor"], by_name)
     opened = headrace.connect(project.log, create=False) if log is None else nullcontext(log)
     with opened as reading:
         found["position"] = reading.position
@@ -79,6 +81,21 @@ def project_status(
         found["followers"] = _followers(project, reading, by_name)
         found["verified"] = _verified(reading)
     return found
+
+
+def _note_changes(project: Project, supervisor: dict[str, Any], parts: dict[str, Any]) -> None:
+    """Say of what runs that its file says something else by now."""
+    supervisor["changed"] = supervisor.pop("file", "") != digest(project.folder / FILE)
+    read = parts.get("pipelines", {}).get("said", {}).get("pipelines", {}).values()
+    running = {one["file"]: one.get("read") for one in read}
+    changed = [
+        one.name for one in project.pipelines if running.get(one.name) not in (None, digest(one))
+    ]
+    if changed:
+        verb = "has" if len(changed) == 1 else "have"
+        fix = "'headrace plan' says what that means, 'headrace restart pipelines' does it"
+        note = f"{', '.join(changed)} {verb} changed since: {fix}"
+        parts["pipelines"]["note"] = "; ".join(filter(None, [parts["pipelines"]["note"], note]))
 
 
 def _captures(
@@ -179,7 +196,7 @@ def _followers(project: Project, log: EmbeddedLog, parts: dict[str, Any]) -> lis
                 "behind": None if through is None else max(0, goal - through),
                 "aside": said.get("aside", 0),
                 "applied": said.get("applied", []),
-                "error": said.get("problem") or part.get("error"),
+                "error": said.get("problem") or (None if part.get("ready") else part.get("error")),
             }
         )
     return found

@@ -14,10 +14,11 @@ file can make it fail. What a part is, only the part knows (`parts`).
 0.5 s, 1 s, ... 30 s. 78: it does not pass; it stays stopped, with its error, until somebody says
 `restart`. Else it has crashed, or was killed: again at once (0.1 s, 0.2 s, ...), but after `BUDGET`
 such ends within `BUDGET_SECONDS` it is `failing`: tried after 5 s, 10 s, ... 60 s, for ever, and
-shown as such. A part that was ready for `CALM_SECONDS` has its delays forgotten. Before it is
-started again all that is left of it is killed (`processes`): two of one name never run at once
-because of us. (Were they to, the later would fence the earlier: being one at a time is a courtesy
-here, not a safeguard.)
+shown as such. A part that was ready for `CALM_SECONDS` has its delays forgotten. One that hangs is
+killed, and counts as crashed: each says every second that it is there, and nothing was heard of it
+for `HUNG_SECONDS` (unless this process was away itself). Before a part is started again all that is
+left of it is killed (`processes`): two of one name never run at once because of us. (Were they to,
+the later would fence the earlier: being one at a time is a courtesy here, not a safeguard.)
 
 **Stopping** goes with the flow: captures, pipelines, followers, page; each group is asked, and
 killed when it takes longer than its share of `STOP_SECONDS`. Nothing depends on their ending well.
@@ -56,12 +57,13 @@ from headrace.errors import (
 from headrace.runtime.control import short
 from headrace.runtime.passing import DONE, PASSES, STAYS
 from headrace.runtime.processes import MARK, end_marked, mark
-from headrace.runtime.project import FollowerOf, Project, write_whole
+from headrace.runtime.project import FILE, FollowerOf, Project, digest, write_whole
 from headrace.runtime.streams import Client, Lines, Output, Source
 
 BUDGET = 5
 BUDGET_SECONDS = 60.0
 CALM_SECONDS = 10.0
+HUNG_SECONDS = 15.0
 STOP_SECONDS = 4.0
 KINDS = ("capture", "pipelines", "follower", "page")
 """In the order in which they are stopped."""
@@ -100,11 +102,11 @@ class Part:
         self.try_at: float | None = 0.0
         """When it is to be started (monotonic); None: it runs, or shall not."""
         self.kill_at: float | None = None
-        self.started_at = 0.0
+        self.started_at = self.heard_at = 0.0
         self.crashes: deque[float] = deque()
         self.passing = 0
         self.asked = ""
-        """Why it is being ended: `restart`, `kill`, `stop`, `gone`."""
+        """Why it is being ended: `restart`, `kill`, `stop`, `gone`, `hung`."""
 
     def to_json(self, project: Project) -> dict[str, Any]:
         """As `parts.json` has it."""
@@ -141,6 +143,8 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._stopping = False
         self._started_us = self._clock.now_us()
+        self._turned = 0.0
+        self._file = digest(project.folder / FILE)
         self._written = ""
 
     # -- the loop ---------------------------------------------------------------------------
@@ -277,6 +281,10 @@ class Supervisor:
     def _turn(self) -> None:
         """What is due, then wait for news."""
         now = self._clock.monotonic()
+        if now - self._turned > HUNG_SECONDS / 2:  # it was us who heard nothing
+            for part in self.parts.values():
+                part.heard_at = now
+        self._turned = now
         if self._stopping:
             self._stop_next(now)
         for part in list(self.parts.values()):
@@ -286,9 +294,12 @@ class Supervisor:
                 part.kill_at = None
                 if part.process is not None:
                     part.process.kill()
+            if part.process is not None and part.heard_at + HUNG_SECONDS <= now and not part.asked:
+                part.asked = "hung"
+                part.process.kill()
         self._publish()
         times = [t for part in self.parts.values() for t in (part.try_at, part.kill_at) if t]
-        wait = max(0.0, min(times) - self._clock.monotonic()) if times else None
+        wait = max(0.0, min([*times, now + 1.0]) - self._clock.monotonic())
         for key, _ in self._selector.select(wait):
             key.data()
 
@@ -298,6 +309,7 @@ class Supervisor:
         part.try_at, part.asked, part.ready, part.note, part.said = None, "", False, "", {}
         part.state = "starting"
         part.started_at, part.since_us = self._clock.monotonic(), self._clock.now_us()
+        part.heard_at = part.started_at
         part.mark = mark(self.project.folder, part.name, secrets.token_hex(4))
         try:
             self._spawn(part)
@@ -355,7 +367,8 @@ class Supervisor:
         self._selector.register(ended, selectors.EVENT_READ, end)
 
     def _hear(self, part: Part, said: dict[str, Any]) -> None:
-        """A part says something of itself."""
+        """A part says something of itself, or only that it is there."""
+        part.heard_at = self._clock.monotonic()
         if said.pop("ready", False) and not part.ready:
             part.ready, part.state = True, "running"
             seconds = self._clock.monotonic() - part.started_at
@@ -391,6 +404,8 @@ class Supervisor:
             part.restarts += 1
             part.state, part.try_at = "starting", now
             part.crashes.clear()
+        elif part.asked == "hung":
+            self._again(part, f"it hung: nothing was heard of it for {HUNG_SECONDS:g} s")
         elif code == DONE:  # no part ends by itself: somebody else has sent it SIGTERM
             self._again(part, "it has ended, and nobody here had asked it to")
         elif code == STAYS:
@@ -467,6 +482,7 @@ class Supervisor:
                 "pid": os.getpid(),
                 "since": iso(self._started_us),
                 "state": "stopping" if self._stopping else "running",
+                "file": self._file,
             },
             "parts": [part.to_json(self.project) for part in self.parts.values()],
         }

@@ -29,6 +29,8 @@ from headrace import errors
 from headrace.clock import SystemClock
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pyarrow as pa
 
     from headrace.interfaces import Cut, Kept
@@ -43,7 +45,7 @@ LOOK_SECONDS = 1.0
 """So often it is looked whether a target has nothing left to show."""
 BLOCK = 1000
 """Transactions that are looked at first."""
-_LSN = re.compile(r"lsn:(?:([a-z][a-z0-9_]*):)?([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})")
+LSN = re.compile(r"lsn:(?:([a-z][a-z0-9_]*):)?([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})")
 
 
 class Deadline:
@@ -75,7 +77,7 @@ def position_of(log: EmbeddedLog, token: Token, timeout: float | None = TIMEOUT_
     if isinstance(token, int) or text.isdecimal():
         if int(token) >= 0 and not isinstance(token, bool):
             return int(token)
-    elif found := _LSN.fullmatch(text):
+    elif found := LSN.fullmatch(text):
         from headrace.sources.postgres.catalog import lsn_number
 
         return _of_lsn(log, found[1], lsn_number(found[2]), Deadline(timeout))
@@ -149,6 +151,23 @@ def wait_view(
                 "seconds": _age(log, list(status.taken), status.through),
             }
             _late(token, position, status.through, deadline, f"pipeline '{pipeline}'", figures)
+
+
+def wait_for(
+    log: EmbeddedLog,
+    name: str,
+    kept: Mapping[str, Kept],
+    token: Token,
+    timeout: float | None = TIMEOUT_SECONDS,
+) -> int:
+    """Wait until a follower's target, or a topic, has it; a position at which it does."""
+    if name in kept:
+        return wait_target(log, kept[name], token, timeout).through
+    if "/" in name:
+        fix = errors.nearest(name, kept) or f"there are {', '.join(kept) or 'none'}"
+        raise errors.UnknownPart(f"there is no follower '{name}'", place=log.path, fix=fix)
+    log.topic(name)
+    return wait_topic(log, name, token, timeout)
 
 
 def wait_target(

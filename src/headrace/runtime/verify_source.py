@@ -38,7 +38,7 @@ from headrace.sources.postgres.captured import PENDING_ROWS, Captured, key_texts
 from headrace.sources.postgres.catalog import lsn_text
 from headrace.sources.postgres.prepare import reached
 from headrace.sources.postgres.snapshot import CHUNK_ROWS, Chunk, Visible, Wanted, read_chunk
-from headrace.sources.postgres.state import LIVE, TableState
+from headrace.sources.postgres.state import LIVE, TableState, table_of
 from headrace.tables.hashing import hash64
 from headrace.tables.runs import take_rows
 
@@ -111,13 +111,13 @@ class SourceComparison:
         from psycopg.conninfo import make_conninfo
 
         with reached(make_conninfo(self._dsn, options=SESSION)) as connection:
-            infos = catalog.tables(connection, [self._table])
-            if not infos:
+            info = catalog.table(connection, table_of(self._table))
+            if info is None:
                 raise errors.CannotVerify(f"table {self._table} is gone", place=self._capture)
-            self.of = infos[0].rows
+            self.of = info.rows
             own = TableState(self.topic, list(self.key), 0, self._state.columns)
             captured = Captured(
-                self._log, infos[0], own, catalog.types(connection),
+                self._log, info, own, catalog.types(connection),
                 self._settings.numeric_as_text,
             )  # fmt: skip
             wanted = captured.wanted(self._chunk_rows, CHUNK_BYTES)

@@ -23,8 +23,9 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from headrace import errors
+from headrace.runtime.tokens import LSN
 from headrace.serving import problems
-from headrace.serving.feed import STARTS, Feed
+from headrace.serving.feed import STARTS, TOKEN, Feed
 from headrace.serving.guard import Guard
 from headrace.serving.live import Live, Status
 from headrace.serving.news import News
@@ -43,6 +44,8 @@ MEDIA = {
     ".svg": "image/svg+xml",
 }
 TIMEOUT_MAX = 60.0
+LOOK_SECONDS = 0.2
+"""So often a target is asked by who waits for it."""
 SSE = "text/event-stream"
 
 
@@ -127,6 +130,13 @@ async def _rows(here: Here, name: str, *, view: bool) -> Response:
     return _answer(await asyncio.to_thread(site.rows, name, at, None, limit))
 
 
+async def get_wait(here: Here) -> Response:
+    """Wait until a target, or a topic, has a token; without one, all that is in the log now."""
+    name, after, timeout = (here.given[one] for one in ("of", "after", "timeout"))
+    look = partial(here.site.shows, name, here.site.log.position if after is None else after)
+    return _answer(await here.news.until(look, 5.0 if timeout is None else timeout, LOOK_SECONDS))
+
+
 async def get_feed(here: Here) -> Response:
     """The feed of a topic."""
     token = here.request.headers.get("last-event-id") or here.given["after"]
@@ -205,16 +215,20 @@ _TOPIC = _in_path("topic", "The name of a topic.")
 _VIEW = _in_path("view", "The name of a view, with that of its pipeline: shop.revenue.")
 _PART = _in_path("part", "The name of a part: capture/shop, pipelines, follower/shop/main, page.")
 _LIMIT = Parameter("limit", "At most so many rows; 100.", "integer", least=1, most=LIMIT_MAX)
-_PAGE = Parameter("page", "`next` of the answer before: go on from there.")
-_READING = (
-    _position("at", "As it was at this position of the log; by default as it is now."),
+_PAGE = Parameter("page", "`next` of the answer before: go on from there.", pattern=TOKEN.pattern)
+_WAITING = (
     Parameter(
-        "after", "Read your own writes: wait until this is there. A position, or lsn:0/16B3748."
+        "after", "Read your own writes: wait until this is there. A position, or lsn:0/16B3748.",
+        pattern=rf"\d{{1,18}}|{LSN.pattern}",
     ),
     Parameter(
         "timeout", "How long to wait for `at` or `after`, in seconds; 5.",
         "number", least=0, most=int(TIMEOUT_MAX),
     ),
+)  # fmt: skip
+_READING = (
+    _position("at", "As it was at this position of the log; by default as it is now."),
+    *_WAITING,
     _LIMIT,
     _PAGE,
 )  # fmt: skip
@@ -248,11 +262,18 @@ WAYS = (
     Way("GET", "/v1/views/{view}", "One view, with its source text.", get_view, (_VIEW,)),
     Way("GET", "/v1/views/{view}/rows", "Rows of a view.", get_view_rows, (_VIEW, *_READING)),
     Way(
+        "GET", "/v1/wait/{of:path}", "Wait until a target, a view or a topic has a token.",
+        get_wait, (_in_path("of", "A follower (shop/main), or a topic."), *_WAITING),
+    ),
+    Way(
         "GET", "/v1/feed/{topic}", "First the current rows, then every change (SSE).", get_feed,
         (
             _TOPIC,
             Parameter("start", "What comes first; the current rows.", choices=STARTS),
-            Parameter("after", "Go on after this token; Last-Event-ID goes before it."),
+            Parameter(
+                "after", "Go on after this token; Last-Event-ID goes before it.",
+                pattern=TOKEN.pattern,
+            ),
         ),
         media=SSE,
     ),

@@ -31,7 +31,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ ROWS_MAX = 500
 BYTES_MAX = 256 << 10
 STARTS = ("rows", "now", "earliest")
 """What comes first: the current rows, only what is new, or everything that ever came."""
-_TOKEN = re.compile(r"([0-9a-f]{8})-(\d{1,19})(?:([s.])(\d{1,19}))?")
+TOKEN = re.compile(r"([0-9a-f]{8})-(\d{1,19})(?:([s.])(\d{1,19}))?(?:g(\d{1,9}))?")
 _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -62,20 +62,24 @@ class Token:
     rows: int = 0
     """Of the snapshot at the position, or of what came after it."""
     snapshot: bool = False
+    generation: int = 1
+    """Of the schema; 0: all of them were wanted."""
 
     def __str__(self) -> str:
         """As it travels; safe in an address and in a header."""
         more = f"{'s' if self.snapshot else '.'}{self.rows}" if self.snapshot or self.rows else ""
-        return f"{self.log}-{self.position}{more}"
+        generation = f"g{self.generation}" if self.generation != 1 else ""
+        return f"{self.log}-{self.position}{more}{generation}"
 
     @classmethod
     def of(cls, text: str, log: EmbeddedLog) -> Token:
         """Understand a token of this log."""
-        found = _TOKEN.fullmatch(text)
+        found = TOKEN.fullmatch(text)
         if found is None or found[1] != log_mark(log):
             what = "is not a token" if found is None else "is a token of another log"
             raise errors.BadFeedToken(f"'{text[:60]}' {what}", place=log.path)
-        return cls(found[1], int(found[2]), int(found[4] or 0), found[3] == "s")
+        generation = int(found[5] or 1)
+        return cls(found[1], int(found[2]), int(found[4] or 0), found[3] == "s", generation)
 
 
 def log_mark(log: EmbeddedLog) -> str:
@@ -102,13 +106,25 @@ class Feed:
             has_rows = bool(self.topic.key) or self.topic.kind == "changes"
             position = 0 if start == "earliest" else log.position
             rows_first = has_rows and start == "rows"
-            self.token = Token(log_mark(log), position, snapshot=rows_first)
+            generation = self.topic.schema.generation if has_rows and start != "earliest" else 0
+            self.token = Token(log_mark(log), position, 0, rows_first, generation)
+        self._generation = self.token.generation
+        self._check(self.topic.schema.generation)
         if self.token.position > log.position:
             raise errors.BadFeedToken(
                 f"'{self.token}' is ahead of the log, which is at {log.position}", place=log.path
             )
         self._seen = self.token.position
         self._texts = self._run()
+
+    def _check(self, generation: int) -> None:
+        """Rows of older generations count no more, and nobody says so of each of them."""
+        if self._generation not in (0, generation):
+            raise errors.BadFeedToken(
+                f"topic '{self.topic.name}' was begun anew, as generation {generation}",
+                place=self._log.path,
+                why="a column got a type that does not hold its old values",
+            )
 
     def take(self) -> bytes:
         """The next events that are there, as SSE; empty: there are none now."""
@@ -136,8 +152,8 @@ class Feed:
     # -- events -----------------------------------------------------------------------------
 
     def _event(self, name: str, token: Token, data: dict[str, Any]) -> bytes:
-        self.token = token
-        return sse(name, data, str(token))
+        self.token = replace(token, generation=self._generation)
+        return sse(name, data, str(self.token))
 
     def _run(self) -> Any:
         """Events, and None whenever there is no more for now."""
@@ -165,6 +181,8 @@ class Feed:
                     self._seen = seen
                     yield None
                     continue
+                schemas = self._log.topic(self.topic.name).schemas
+                self._check(schemas[batch.schema_version - 1].generation)
                 for rows, position, received, ends in entries_of(batch):
                     skipped = min(skip, rows.num_rows)
                     skip -= skipped

@@ -26,7 +26,7 @@ from headrace import errors
 from headrace.serving.problems import response
 
 LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?", re.IGNORECASE)
-SAFE = frozenset({"GET", "HEAD"})
+SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "

@@ -73,8 +73,13 @@ class News:
         """Wait until the log is not looked at any more."""
         self._thread.join()
 
-    async def until(self, look: Callable[[], Found], timeout: float) -> Found:
-        """What `look` gives, once it does not raise an error that passes; else that error."""
+    async def until(
+        self, look: Callable[[], Found], timeout: float, every: float | None = None
+    ) -> Found:
+        """What `look` gives, once it does not raise an error that passes; else that error.
+
+        `every`: look also without news of the log, so often.
+        """
         deadline = self._loop.time() + timeout
         while True:
             event = self.next()
@@ -86,7 +91,7 @@ class News:
                     error.fact = _NO_TIME.sub(rf"\1 {timeout:g} s", error.fact)
                     raise
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(event.wait(), left)
+                await asyncio.wait_for(event.wait(), left if every is None else min(left, every))
 
     async def stream(self, feed: Feed) -> AsyncIterator[bytes]:
         """The feed as it comes, never ahead of its reader; ends when the server stops."""

@@ -204,6 +204,13 @@ class Site:
         self.log.wait(at, 0.0)
         return at
 
+    def shows(self, name: str, after: int | str) -> dict[str, Any]:
+        """Whether the target of a follower has a token by now: else an error that passes."""
+        from headrace.runtime.tokens import wait_for
+
+        kept = {one.name: one.to_kept() for one in self.project.followers().values()}
+        return {"name": name, "position": wait_for(self.log, name, kept, after, 0.0)}
+
     # -- parts and verification -------------------------------------------------------------
 
     def ask(self, do: str, part: str) -> dict[str, Any]:

@@ -16,6 +16,15 @@ from headrace.serving.problems import MEDIA_TYPE
 _READ: dict[str, Callable[[str], Any]] = {"string": str, "integer": int, "number": float}
 
 
+BODY = {
+    "requestBody": {
+        "description": "An empty object: a request that does something must say that it is JSON.",
+        "required": True,
+        "content": {"application/json": {"schema": {"type": "object"}}},
+    }
+}
+
+
 @dataclass(frozen=True)
 class Parameter:
     """Something that a path takes."""
@@ -28,6 +37,8 @@ class Parameter:
     most: int | None = None
     choices: tuple[str, ...] = ()
     many: bool = False
+    pattern: str = ""
+    """What its values look like, for who reads the document; `read` does not look at it."""
 
     def read(self, text: str) -> Any:
         """Understand a value."""
@@ -48,6 +59,7 @@ class Parameter:
         """As OpenAPI has it."""
         schema: dict[str, Any] = {"type": self.kind}
         bounds = {"minimum": self.least, "maximum": self.most, "enum": list(self.choices) or None}
+        schema |= {"pattern": f"^({self.pattern})$"} if self.pattern else {}
         schema |= {name: value for name, value in bounds.items() if value is not None}
         if self.many:
             schema = {"type": "array", "items": schema}
@@ -106,6 +118,7 @@ def openapi(ways: Iterable[Way]) -> dict[str, Any]:
             "summary": way.summary,
             "parameters": [one.to_json() for one in way.parameters],
             "responses": {str(way.status): told, "default": refused},
+            **(BODY if way.method == "POST" else {}),
         }
     strings = ("type", "title", "detail", "code", "place", "why", "fix")
     properties: dict[str, Any] = {name: {"type": "string"} for name in strings}

@@ -18,14 +18,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
+
+if TYPE_CHECKING:
+    from headrace.log.embedded.log import EmbeddedLog
 
 ACCOUNTS, OPENING = 20, 1000
 CUSTOMERS, PRODUCTS = 300, 40
@@ -498,6 +502,33 @@ def _unlike(table: str, ours: list[str], theirs: list[str]) -> list[str]:
         f"table {table}: {len(ours)} rows at the source, {len(theirs)} in the target;"
         f" missing {missing[:3]}, extra {extra[:3]}"
     ]
+
+
+AGREE = {
+    "revenue is not what was sold": ("revenue.revenue", "bestsellers.amount"),
+    "payments are not those of revenue": ("revenue.orders", "sizes.payments"),
+    "total is not the balances'": ("balances.balance", "total.total"),
+    "bookings are not the balances'": ("balances.bookings", "total.bookings"),
+}
+"""What would be wrong of the views by themselves, and the two sums that say so."""
+
+
+def views_disagree(log: EmbeddedLog) -> list[str]:
+    """The first position of the log at which views disagree, for whoever reads them there."""
+    moved: dict[int, Counter[str]] = {}
+    for one in {one for pair in AGREE.values() for one in pair}:
+        view, _, column = one.partition(".")
+        for batch in log.read(f"shop.{view}"):
+            rows = zip(batch.positions.to_pylist(), batch.data.to_pylist(), strict=True)
+            for position, row in rows:
+                moved.setdefault(position, Counter())[one] += row["_weight"] * (row[column] or 0)
+    sums: Counter[str] = Counter()
+    for position in sorted(moved):
+        sums.update(moved[position])
+        wrong = [what for what, (one, other) in AGREE.items() if sums[one] != sums[other]]
+        if wrong:
+            return [f"at position {position} of the log: {wrong[0]}"]
+    return []
 
 
 def _copied(connection: psycopg.Connection[Any], query: str) -> list[str]:

@@ -6,7 +6,8 @@ As in `capture_bugs`: a text that must occur exactly once in a function is repla
   kill; at chosen instants (before and after an entry is committed, before each statement to the
   target, after a cut was applied) the shop goes on (and beside the driver the capture does), a
   reader asks the target, or whoever is at work dies. Now and then two followers are at it. In the
-  end everything is compared by SQL.
+  end everything is compared by SQL; and the views must agree with each other at every position of
+  the log, for whoever reads them there: a follower shows cuts only.
 - `project`: a supervisor in a process of its own, with a page as its only part; the part is killed,
   then the supervisor. A bug is switched on in that process and its children by `sitecustomize`.
 """
@@ -81,6 +82,11 @@ BUGS = [
          '"through": max(through, self.log.position)')),)),
     Bug("a commit is told before its rows are there", "stepped", (
         (Runner, "_commit", COMMITS, COMMITS.replace("transaction.append", "self.log.append")),)),
+    Bug("the views of a commit are in several entries", "stepped", (
+        (Runner, "_commit", "transaction.append(topic, self._as_rows(view, rows))",
+         "self.log.append(topic, self._as_rows(view, rows))"),
+        (Runner, "_commit", "transaction.append(topic_of(self.pipeline.name, name), given)",
+         "self.log.append(topic_of(self.pipeline.name, name), given)"),)),
     Bug("a driver that was killed leaves a batch out", "stepped", (
         (Runner, "_commit", "with self.writer.transaction(state=status.to_json()) as transaction:",
          "with self.writer.transaction(state=status.to_json()):\n        pass\n"
@@ -232,7 +238,8 @@ class Stepped:
 
         if self._defined is None:
             self._defined = define_views(self.pipeline, self.log, None)
-        with Runner(self.pipeline, self.log, defined=self._defined, batch_rows=30) as runner:
+        rows = self.chance.choice([30, None])  # in several steps, or in one
+        with Runner(self.pipeline, self.log, defined=self._defined, batch_rows=rows) as runner:
             runner.run("caught up")
 
     def _follower(self) -> Follower:
@@ -279,6 +286,7 @@ class Stepped:
         self.turn(0)
         views = [*shop.VIEWS, *shop.MORE_VIEWS]
         self.wrong += shop.tables_differ(self.source, self.target, views)
+        self.wrong += shop.views_disagree(self.log)
 
 
 def stepped(server: Server, seed: str, rounds: int = 4, pauses: int = 50) -> list[str]:

@@ -14,7 +14,8 @@ transaction, whether the money adds up, and views, tables and transactions agree
 
 In the end everything is compared thrice: by SQL (target with source, and views with their meaning
 in SQL), by `verify` (target with log, log with source, views with Spark's batch reading), and by
-numbers (each transaction once).
+numbers (each transaction once). And at every position of the log the views must agree with each
+other.
 
 Can catch: whatever shows in the target, at any instant that happened. Cannot catch: instants that
 did not happen; power failures (the servers do not sync, and a killed process loses nothing it has
@@ -260,6 +261,8 @@ class Slice:
                         f"{result.table} against {result.against}: {result.differing} differ,"
                         f" {[vars(one) for one in result.differences[:2]]}"
                     )
+            with hr.connect(self.project.log, create=False) as log:
+                found.wrong += shop.views_disagree(log)
         except errors.HeadraceError as error:
             found.wrong.append(f"verify: {error}")
         self.stop()

@@ -81,7 +81,7 @@ export function flowOf(status) {
     const behind = follower.behind ?? 0;
     add({
       id: `target/${follower.name}`, layer: 3, title: targetName(follower), full: `${follower.name}: ${follower.target ?? ""}`,
-      sub: follower.error ? "away" : follower.through === null || follower.through === undefined ? "loading" : behind ? `${plural(behind, "position")} behind` : "up to date",
+      sub: follower.error ? (follower.state === "stopped" ? "stopped" : "away") : follower.through === null || follower.through === undefined ? "loading" : behind ? `${plural(behind, "position")} behind` : "up to date",
       state: health(part, follower.error ? "bad" : "ok"),
       seal: sealOf(verified.filter((one) => one.name === follower.name && one.against !== "source"), now),
     });
@@ -142,7 +142,8 @@ function ordered(flow) {
   const rank = new Map();
   for (const layer of layers) {
     const mean = (node) => {
-      const from = flow.edges.filter(([, to]) => to === node.id).map(([of]) => rank.get(of)).filter((at) => at !== undefined);
+      // A view of a view stands behind it, in the same layer.
+      const from = flow.edges.filter(([, to]) => to === node.id).map(([of]) => rank.get(of) ?? mean(flow.nodes.get(of)) + 0.001);
       return from.length ? from.reduce((a, b) => a + b, 0) / from.length : 0;
     };
     const keyed = layer.map((node, i) => [mean(node), i, node]).sort((a, b) => a[0] - b[0] || a[1] - b[1]);
@@ -201,9 +202,10 @@ export function placed(plain, width) {
     let path = "";
     for (let i = 1; i < route.length; i += 1) {
       const [one, two] = [at.get(route[i - 1]), at.get(route[i])];
-      const x = one.x + one.w;
-      const bend = (two.x - x) / 2;
-      path += `${i > 1 ? "L" : "M"}${x},${one.middle} C${x + bend},${one.middle} ${two.x - bend},${two.middle} ${two.x},${two.middle} `;
+      const beside = one.x === two.x; // in one layer: around the left
+      const x = beside ? one.x : one.x + one.w;
+      const bend = beside ? -26 : (two.x - x) / 2;
+      path += `${i > 1 ? "L" : "M"}${x},${one.middle} C${x + bend},${one.middle} ${two.x - (beside ? -bend : bend)},${two.middle} ${two.x},${two.middle} `;
     }
     return { from, to, path };
   });

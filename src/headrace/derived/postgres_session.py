@@ -1,0 +1,206 @@
+"""A connection to a PostgreSQL target: statements, transactions, errors of the catalogue."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from headrace import errors
+from headrace.derived.postgres_text import type_of
+from headrace.interfaces import KeptTable
+
+OLDEST = 150_000
+"""The first version with MERGE and NULLS NOT DISTINCT."""
+SETTINGS: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "tcp_user_timeout": 30_000,
+    "application_name": "headrace follower",
+    "options": "-c DateStyle=ISO,MDY -c IntervalStyle=iso_8601 -c TimeZone=UTC "
+    "-c extra_float_digits=1 -c bytea_output=hex -c client_encoding=UTF8 -c search_path= "
+    "-c lock_timeout=60s",
+}
+REFUSALS = ("22", "23", "44", "54", "P0")
+"""Classes of SQLSTATE that are a row's fault: data, integrity, check option, limits, raise."""
+PASSING = ("08", "25P03", "40", "53", "55", "57")
+"""Connections, conflicts, resources, locks, operators: it may pass."""
+CANNOT_CONNECT = ("does not exist", "authentication failed", "no pg_hba.conf entry")
+LACKS: LiteralString = """
+with me as (select current_user u, current_database() d, s.n, to_regnamespace(quote_ident(s.n)) o,
+        (select min(oid::regclass::text) from pg_class where relname = any(%s) and not
+            pg_has_role(relowner, 'usage') and relnamespace = to_regnamespace(quote_ident(s.n))) t
+    from (select %s::text n) s)
+select what, fix from me, lateral (values
+    (1, pg_is_in_recovery() or current_setting('transaction_read_only')::bool,
+        'it can only be read', 'keep it in a server that takes writes'),
+    (2, not has_database_privilege(d, 'temp'), u || ' may not make temporary tables',
+        format('grant temporary on database %%I to %%I', d, u)),
+    (3, o is null and not has_database_privilege(d, 'create'), u || ' may not make schema ' || n,
+        format('grant create on database %%I to %%I', d, u)),
+    (4, not (has_schema_privilege(o, 'create') and has_schema_privilege(o, 'usage')),
+        u || ' may not make tables in schema ' || n,
+        format('grant usage, create on schema %%I to %%I', n, u)),
+    (5, t is not null, format('table %%s is not of %%s', t, u),
+        format('alter table %%s owner to %%I', t, u))
+) x(place, wrong, what, fix) where wrong order by place limit 1"""
+
+
+def described(dsn: str, schema: str) -> str:
+    """Where a schema is, without the password."""
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        return "a PostgreSQL address that is not understood"
+    place = f"{parts.get('host') or ''}:{parts.get('port') or 5432}/{parts.get('dbname') or ''}"
+    return f"PostgreSQL {place.removeprefix(':5432')}, schema {schema}"
+
+
+def raw(text: str) -> sql.SQL:
+    """A text that is SQL."""
+    return sql.SQL(text)
+
+
+def names_of(names: Sequence[str], before: str = "") -> sql.Composed:
+    """Names in a list, each with `before` in front: `d."a", d."b"`."""
+    return sql.SQL(", ").join(raw(before) + sql.Identifier(name) for name in names)
+
+
+def each(form: LiteralString, names: Sequence[str], between: LiteralString) -> sql.Composed:
+    """A form for each name, with `{n}` in it, joined."""
+    return sql.SQL(between).join(sql.SQL(form).format(n=sql.Identifier(name)) for name in names)
+
+
+def columns_of(table: KeptTable) -> sql.Composed:
+    """The columns of a table; texts of a key are compared byte by byte, as everywhere in a log."""
+    made = []
+    for column in table.columns:
+        kind = type_of(column)
+        collation = ' collate "C"' if column.name in table.key and kind == "text" else ""
+        made.append(sql.Identifier(column.name) + raw(f" {kind}{collation}"))
+    return sql.SQL(", ").join(made)
+
+
+def line_of(error: psycopg.Error) -> str:
+    """What an error says, in one line."""
+    return " ".join((error.diag.message_primary or str(error)).split())
+
+
+def is_refusal(error: psycopg.Error) -> bool:
+    """Whether it is the fault of a row."""
+    return (error.sqlstate or "").startswith(REFUSALS)
+
+
+class Session:
+    """A schema, opened for one follower."""
+
+    def __init__(self, dsn: str, schema: str, follower: str) -> None:
+        """Connect; `TargetAway` if nobody answers, `BadTarget` if it cannot be used."""
+        self._schema, self._follower = schema, follower
+        self.place = described(dsn, schema)
+        try:
+            self._connection = psycopg.connect(
+                make_conninfo(dsn, **SETTINGS), autocommit=True, prepare_threshold=None
+            )
+        except psycopg.OperationalError as error:
+            text = line_of(error)
+            wrong = any(one in text for one in CANNOT_CONNECT)
+            raise (errors.BadTarget if wrong else errors.TargetAway)(
+                text, place=self.place
+            ) from error
+        except psycopg.ProgrammingError as error:
+            raise errors.BadTarget(line_of(error), place=self.place) from error
+        version = self._connection.info.server_version
+        if version < OLDEST:
+            raise errors.BadTarget(
+                f"the server is PostgreSQL {version // 10_000}",
+                place=self.place,
+                fix="use PostgreSQL 15 or newer: it needs MERGE and NULLS NOT DISTINCT",
+            )
+        self._temps: dict[str, KeptTable] = {}
+        self._used: set[str] = set()
+        self._nullable: set[str] = set()
+        self._pointed_at: set[str] = set()
+
+    def close(self) -> None:
+        """End the connection."""
+        with contextlib.suppress(psycopg.Error):
+            self._connection.close()
+
+    # -- statements -------------------------------------------------------------------------
+
+    def _run(self, text: LiteralString, *values: Any, **parts: Any) -> psycopg.Cursor[Any]:
+        """Run a statement; `{schema}` and further parts are put in."""
+        made = sql.SQL(text).format(schema=sql.Identifier(self._schema), **parts)
+        return self._execute(made, values)
+
+    def _execute(self, made: sql.Composed, values: Sequence[Any]) -> psycopg.Cursor[Any]:
+        return self._connection.execute(made, values or None)
+
+    def _copy(self, into: sql.Composed, columns: Sequence[str], data: bytes) -> None:
+        made = sql.SQL("copy {} ({}) from stdin (format csv)").format(into, names_of(columns))
+        with self._connection.cursor().copy(made) as copy:
+            copy.write(data)
+
+    @contextlib.contextmanager
+    def _transaction(self, begin: LiteralString = "begin") -> Iterator[None]:
+        """All or nothing; errors of the server become those of the catalogue."""
+        try:
+            self._run(begin)
+            self._used.clear()
+            try:
+                yield
+            except BaseException:
+                self._temps.clear()
+                self._nullable.clear()
+                with contextlib.suppress(psycopg.Error):
+                    self._run("rollback")
+                raise
+            self._run("commit")
+        except psycopg.Error as error:
+            raise self._translated(error) from error
+
+    def _hurry(self) -> None:
+        """What follows changes tables, not rows: who waits for that lets all others wait behind.
+
+        So it waits for a short time, and everything is tried again later.
+        """
+        self._run("set local lock_timeout = '2s'")
+
+    def _back_to(self, savepoint: str) -> None:
+        """Undo what was done since a savepoint; a key that may be null since may no longer be."""
+        self._run("rollback to savepoint {name}", name=sql.Identifier(savepoint))
+        self._nullable.clear()
+
+    def _translated(self, error: psycopg.Error) -> errors.HeadraceError:
+        code = error.sqlstate or "08"
+        if isinstance(error, psycopg.errors.LockNotAvailable):
+            return errors.TargetAway(
+                " ".join(filter(None, [line_of(error), error.diag.context])),
+                place=self.place,
+                why="somebody holds a lock on a table that is kept here, perhaps by a transaction "
+                "that was left open",
+                fix="end it: pg_locks and pg_stat_activity say who it is",
+            )
+        if self._connection.closed or code.startswith(PASSING):
+            return errors.TargetAway(line_of(error), place=self.place)
+        detail = " ".join(filter(None, [error.diag.message_detail, error.diag.message_hint]))
+        return errors.TargetStopped(line_of(error), place=self.place, why=detail, sqlstate=code)
+
+    def _table(self, name: str) -> sql.Composed:
+        return sql.SQL("{}.{}").format(sql.Identifier(self._schema), sql.Identifier(name))
+
+    @property
+    def _headrace(self) -> str:
+        quoted = self._schema.replace('"', '""')
+        return f'"{quoted}"._headrace'
+
+    def lacks(self, tables: Sequence[str]) -> tuple[str, str] | None:
+        """What keeps a follower from writing here, and what to run about it; nothing is tried."""
+        with self._transaction():
+            found = self._run(LACKS, ["_headrace", *tables], self._schema)
+            return next(iter(found.fetchall()), None)
