@@ -22,9 +22,11 @@ from headrace.log.embedded.log import EmbeddedLog
 from headrace.sources.postgres import stream
 from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.large import Large
+from headrace.sources.postgres.transactions import Transaction
 from headrace.testing.capture_case import NAME, Writer, audit, differences, make_tables, stopped
 from headrace.testing.capture_large import bulk
 from tests.capture.conftest import Database
+from tests.log.kit import checked
 
 TABLES = ["a", "b", "c"]
 
@@ -163,3 +165,40 @@ def test_memory_does_not_grow_with_a_transaction() -> None:
     assert [step.name for step in found.steps] == ["insert", "savepoints"]
     assert [step for step in found.steps if step.own > step.begun + 45] == []
     assert found.events["kills"] > 0
+
+
+def test_pieces_of_a_capture_that_was_killed_are_removed(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a transaction that is in the log stay, whether or not it was said in time."""
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def captured(log: EmbeddedLog) -> Capture:
+        return Capture(log, NAME, database.dsn(), part_bytes=10_000)
+
+    def rows(log: EmbeddedLog) -> int:
+        return sum(1 for _ in log.table(f"{NAME}.public.t").scan().read_all().to_pylist())
+
+    insert = "insert into t select g, repeat('x', 100) from generate_series({0}, {0} + 4999) g"
+    with database.connect() as connection, hr.connect(tmp_path / "log") as log:
+        connection.execute("create table t(id int primary key, pad text)")
+        captured(log).run("caught up")
+        connection.execute(insert.format(1))
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Large, "append_to", killed)
+            captured(log).run("caught up")
+        assert len(checked(log.path).orphans) > 1
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Path, "unlink", lambda self, **_: killed())
+            captured(log).run("caught up")
+        captured(log).run("caught up")
+        connection.execute(insert.format(10_001))
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Transaction, "close", killed)
+            captured(log).run("caught up")
+        assert rows(log) == 10_000
+        captured(log).run("caught up")
+        assert rows(log) == 10_000
+    assert checked(str(tmp_path / "log")).orphans == []

@@ -20,7 +20,7 @@ import pytest
 
 from headrace.sources.postgres import catalog
 from headrace.sources.postgres.preflight import Finding, Wanted, findings, fix
-from headrace.sources.postgres.prepare import patient
+from headrace.sources.postgres.prepare import patient, prepared, wanted
 from headrace.testing.postgres import Server
 from tests.capture.conftest import Database
 
@@ -52,7 +52,7 @@ def test_a_good_database_needs_its_publication_only(connection: psycopg.Connecti
     found = bad(connection)
     assert list(found) == ["publication hr_flight"]
     assert found["publication hr_flight"].statement == (
-        'CREATE PUBLICATION "hr_flight" FOR TABLE "public"."orders" '
+        'CREATE PUBLICATION "hr_flight" FOR TABLE ONLY "public"."orders" '
         "WITH (publish_via_partition_root = true)"
     )
     repaired(connection)
@@ -230,7 +230,12 @@ def test_an_encoding_that_checks_nothing_is_told(postgres: Server) -> None:
         (
             "alter publication hr_flight set table orders where (id > 3)",
             "publication hr_flight",
-            'has a row filter on "public"."orders"',
+            'has a row filter or a list of columns on "public"."orders"',
+        ),
+        (
+            "alter publication hr_flight set table orders (id)",
+            "publication hr_flight",
+            'has a row filter or a list of columns on "public"."orders"',
         ),
         (
             "select pg_create_physical_replication_slot('hr_flight')",
@@ -297,3 +302,34 @@ def copy(source: socket.socket, target: socket.socket) -> None:
     while data := source.recv(65536):
         target.sendall(data)
     target.shutdown(socket.SHUT_WR)
+
+
+def test_each_refusal_belongs_to_its_finding(database: Database) -> None:
+    """A table with two faults, and a role that may mend neither."""
+    role = f"poor_{database.name}"
+    with database.connect() as connection:
+        connection.execute(f"create role {role} login; create table t(id int)")
+        try:
+            with database.connect(user=role) as poor:
+                found, refused = prepared(poor, wanted("shop", ("t",)), fix=True)
+            assert {one.what for one in found if one.where == "table public.t"} == {
+                f"role {role} may not read it", "has no replica identity"
+            }  # fmt: skip
+            assert "permission denied" in refused[f"table public.t: role {role} may not read it"]
+            assert "must be owner" in refused["table public.t: has no replica identity"]
+        finally:
+            connection.execute(f"drop role {role}")
+
+
+def test_what_a_generated_column_forbids(connection: psycopg.Connection[Any]) -> None:
+    """Statements that would make updates fail are not proposed."""
+    connection.execute("create table g(a int, k int generated always as (a) stored primary key)")
+    connection.execute("create table f(a int primary key, k int generated always as (a) stored)")
+    connection.execute("alter table f replica identity full")
+    found = bad(connection)
+    newer = connection.info.server_version >= 180000
+    full = 'ALTER TABLE "public"."g" REPLICA IDENTITY FULL'
+    assert found["table public.g"].statement == (None if newer else full)
+    if newer:
+        default = 'ALTER TABLE "public"."f" REPLICA IDENTITY DEFAULT'
+        assert found["table public.f"].statement == default

@@ -149,6 +149,22 @@ def test_a_table_that_grows_as_fast_as_it_is_read_is_done(
     assert rows == list(range(1, 21 + 5 * chunks))
 
 
+def test_a_chunk_reads_no_other_rows_also_without_statistics(connect: Connect) -> None:
+    """By the index in its order; the planner would rather sort all that is left, each time."""
+    connection = connect()
+    connection.execute("create table t(id int primary key) with (autovacuum_enabled = false)")
+    connection.execute("insert into t select generate_series(1, 20000)")
+    wanted = snapshot.Wanted(
+        ("public", "t"), ["id"], ["id"], 100, lambda texts: texts, after=["1"], upto=["20000"]
+    )
+    chunk = snapshot.read_chunk(connection, wanted)
+    assert chunk is not None
+    assert (chunk.count, chunk.last) == (100, ["101"])
+    connection.execute("select pg_stat_force_next_flush()")
+    read = connection.execute("select idx_tup_read from pg_stat_user_indexes where relname = 't'")
+    assert read.fetchone() == (100,)
+
+
 def test_what_is_written_before_the_table_is_published_is_not_missed(
     database: Database, connect: Connect, log: EmbeddedLog
 ) -> None:

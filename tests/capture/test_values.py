@@ -60,12 +60,15 @@ def numeric(precision: int, scale: int) -> int:
 
 
 def read(texts: Sequence[str | None], of: PgType, modifier: int = -1, **more: Any) -> pa.Array:
-    """Convert, and check what holds for every result."""
+    """Convert, and check what holds for every result: many such values are read alike."""
     raw = pa.array([None if text is None else text.encode() for text in texts], pa.binary())
     made = convert(raw, of, modifier, column="a", **more)
     check(made)
     assert made.type == arrow_type(of, modifier, column="a", **more)
     assert made.is_null().to_pylist() == [text is None for text in texts]
+    if texts:
+        many = convert(pa.concat_arrays([raw] * (values.FEW + 1)), of, modifier, **more)
+        assert plain(many[: len(texts)]) == plain(made)
     return made
 
 
@@ -269,8 +272,13 @@ def test_bytes_hidden_below_a_null_are_not_read() -> None:
 
 
 def test_texts_that_are_not_utf8_are_not_carried() -> None:
-    with pytest.raises(ValueNotCarried, match=r"'a.xff' is not UTF-8"):
-        convert(pa.array([None, "é".encode(), b"a\xff"]), base("text"))
+    """Each by itself: halves of a letter are not one."""
+    first, second = (bytes([one]) for one in "é".encode())
+    for often in (1, values.FEW):
+        with pytest.raises(ValueNotCarried, match=r"'a.xff' is not UTF-8"):
+            convert(pa.array([None, "é".encode(), b"a\xff"] * often), base("text"))
+        with pytest.raises(ValueNotCarried, match=r"'.xc3' is not UTF-8"):
+            convert(pa.array([first, second] * often), base("text"))
 
 
 def test_strings_are_not_copied() -> None:
@@ -322,9 +330,10 @@ def test_values_that_are_not_carried(name: str, modifier: int, text: str, says: 
         (base(name), [None, fine, fine, text, None, fine]),
         (array(base(name)), ["{}", "{" + quoted + "}"]),
     ):
-        with pytest.raises(ValueNotCarried) as caught:
-            read(texts, of, modifier)
-        assert says in caught.value.fact
+        for often in (1, values.FEW + 1):
+            with pytest.raises(ValueNotCarried) as caught:
+                read(texts * often, of, modifier)
+            assert says in caught.value.fact
         assert caught.value.place == "column 'a'"
 
 

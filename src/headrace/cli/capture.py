@@ -175,8 +175,8 @@ def _told(found: list[Finding], refused: dict[str, str]) -> list[str]:
         lines += [f"         fix: {statement};" for statement in one.statements]
         if one.restart:
             lines.append("         and restart the server")
-        if one.level == "error" and one.where in refused:
-            lines.append(f"         the server refused: {refused[one.where]}")
+        if f"{one.where}: {one.what}" in refused:
+            lines.append(f"         the server refused: {refused[f'{one.where}: {one.what}']}")
     return lines
 
 
@@ -330,6 +330,9 @@ class Said:
     def progress(self, progress: Progress) -> None:
         """How far a snapshot is: on a terminal as it goes, else when it is done."""
         table = progress.table
+        if progress.waits:
+            self.once(f"{table} {progress.waits}")
+            return
         assert self.capture is not None
         assert self.capture.state is not None
         if self.capture.state.tables[table].status == "live":
@@ -521,6 +524,8 @@ def _status_lines(one: Status) -> list[str]:
     facts: list[tuple[str, str]] = []
     if one.away:
         facts.append(("server", f"away: {one.away}"))
+    if one.waits:
+        facts.append(("waits for", one.waits))
     if one.lsn is None:
         facts.append(("log", f"nothing yet; 'headrace capture run {one.capture}' starts it"))
     else:

@@ -131,7 +131,11 @@ def complete(
     """
     count = len(operations)
     kinds, new = operations.kinds, operations.new
-    reads, writes = kinds != INSERT, kinds != DELETE
+    reads = kinds != INSERT
+    if not reads.any() and not operations.left_out:
+        none = np.empty(0, np.int64)
+        return Completed(new, np.ones(count, np.int64), np.arange(count), none, none)
+    writes = kinds != DELETE
     old = np.full(count, NONE, np.int64)
     given = old.copy()
     parts = [new]

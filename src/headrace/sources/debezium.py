@@ -55,6 +55,7 @@ import pyarrow as pa
 
 from headrace import errors
 from headrace.model.records import Batch
+from headrace.sources.postgres.state import told_name
 
 if TYPE_CHECKING:
     from headrace.model.topic import Topic
@@ -194,7 +195,8 @@ class _Reading:
         after: dict[str, Any] | None,
         headers: dict[str, Any] | None = None,
     ) -> ChangeEvent:
-        name, schema, table = topic.split(".", 2)
+        name, *where = topic.split(".", 2)
+        schema, table = map(told_name, where)
         at = _times(row.received if row.committed is None else row.committed)
         source = {
             "version": _version(),

@@ -145,7 +145,7 @@ BUGS = [
     Bug("rows of a snapshot that broke off stay", "bag", (
         (Captured, "watch", "if self.state.dirty else []", "if False else []"),)),
     Bug("an old row that the snapshot does not have is owed for ever", "bag", (
-        (Captured, "finished", "*self.owed.rest()", "*()"),)),
+        (Captured, "gone", "yield from self.owed.rest()", "yield from ()"),)),
     Bug("a key-changing update is one in place", "stepped", (
         (operations, "_read_texts", "if old is None or kinds is None:", "if new is not None:"),)),
 ]  # fmt: skip

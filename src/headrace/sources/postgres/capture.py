@@ -23,13 +23,16 @@ server) stops the capture with a named error (`resume`). A connection that break
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,10 +41,12 @@ import pyarrow as pa
 from psycopg import sql
 
 from headrace import errors
+from headrace.model.records import Piece
 from headrace.model.schema import RESERVED
-from headrace.sources.postgres import catalog, resume
-from headrace.sources.postgres.captured import META, Captured, with_meta
-from headrace.sources.postgres.group import Group
+from headrace.sources.complete import Lookup
+from headrace.sources.postgres import catalog, resume, waits
+from headrace.sources.postgres.captured import META, Captured, Changes
+from headrace.sources.postgres.group import Group, Run
 from headrace.sources.postgres.large import PART_BYTES, Large
 from headrace.sources.postgres.protocol import Column, Message, Relation, Rows, Truncate
 from headrace.sources.postgres.redefine import redefine
@@ -53,7 +58,10 @@ from headrace.sources.postgres.state import (
     STOPPED,
     State,
     TableState,
+    full_name,
     settings_name,
+    table_of,
+    topic_name,
     writer_name,
 )
 from headrace.sources.postgres.stream import Stream
@@ -63,6 +71,12 @@ from headrace.sources.postgres.values import PgType, arrow_type, told
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
 
+PUBLISH_MS, PUBLISH_SECONDS = 2000, 10.0
+"""How long a table that somebody has locked is waited for, to be published, and how often."""
+SAY_SECONDS = 1.0
+"""What is waited for is said after so long."""
+GONE = -1
+"""As the oid of a table that is not there any more."""
 GROUP_ROWS = 50_000
 """A group ends with the transaction that makes it this large."""
 SPILLED_PARTS = 4
@@ -118,12 +132,21 @@ class Capture:
         self._part_bytes = part_bytes
         self._folder = f"{log.path}/spill/{name}"
         """For what does not outlive a connection."""
+        self._staged = f"{log.path}/spill/{name}.staged"
+        """The pieces that no entry names yet."""
         self._heartbeat = heartbeat_seconds
         self._lost = lost
         self.writer = log.writer(writer_name(name))
         saved = self.writer.state
         self.state: State | None = None if saved is None else State.from_json(saved, name)
         self._tables: dict[tuple[str, str], Captured] = {}
+        self._refused: dict[tuple[str, str], str] = {}
+        """Tables that the server does not let us publish, and why."""
+        self._published_at = 0.0
+        self._others: dict[int, Relation] = {}
+        """What the stream has said of tables that are not captured."""
+        self._topics: set[str] = set()
+        """Those beside the tables' that are there."""
         self._recent = deque(self._said_lately(), RECENT)
         self._snapshots = Snapshots(
             self.dsn, self._tables, lambda: self._entry(self._lsn), self._topic,
@@ -207,6 +230,7 @@ class Capture:
         target = catalog.lsn(control) if isinstance(until, str) else until
         beat = 0.0
         state, self._held = self.state, None
+        self._unstage_rest()
         shutil.rmtree(self._folder, ignore_errors=True)
         os.makedirs(self._folder)
         spill = Spill(self._folder, SPILLED_PARTS * self._part_bytes)
@@ -304,8 +328,6 @@ class Capture:
             self._save(self.state.lsn)  # or we are fenced: then nothing here is for us to judge
         found = catalog.identity(control)
         chosen = {(t.schema, t.name): t for t in catalog.tables(control, self.patterns)}
-        # A table without identity is left alone: if it were published, updates of it would fail.
-        tables = {name: info for name, info in chosen.items() if info.identity}
         if self.state is None:
             slot = f"headrace_{self.name}_{self.log.journal.system.random(4).hex()}"
             self.state = State(
@@ -327,21 +349,39 @@ class Capture:
                 chosen.values(),
                 catalog.note(control, state.publication),
             )
-        self._publish_tables(control, [*tables])
         if not state.lsn:
+            self._publish_tables(control, chosen)
             if catalog.slot(control, state.slot) is not None:  # of an attempt that ended here
                 control.execute("SELECT pg_drop_replication_slot(%s)", (state.slot,))
-            row = control.execute(
-                "SELECT lsn - '0/0' FROM pg_create_logical_replication_slot(%s, 'pgoutput')",
-                (state.slot,),
-            ).fetchone()
+            make = "SELECT lsn - '0/0' FROM pg_create_logical_replication_slot(%s, 'pgoutput')"
+            with self._says_for_whom(control):  # all transactions that have begun must end
+                row = control.execute(make, (state.slot,)).fetchone()
             assert row is not None
             state.lsn = int(row[0])
             (state.told,) = self.log.ends(self._topic("_transactions", TRANSACTIONS))
         self._join(control, chosen)
+        self._mark_gone(chosen)
         state.starts += 1
         self._save(state.lsn)
         self._note(control)
+
+    @contextlib.contextmanager
+    def _says_for_whom(self, control: psycopg.Connection) -> Iterator[None]:
+        """While a statement runs that waits for others."""
+        ended, process = threading.Event(), control.info.backend_pid
+
+        def look() -> None:
+            while not ended.wait(SAY_SECONDS) and self._lost is not None:
+                with contextlib.suppress(psycopg.Error), psycopg.connect(self.dsn) as other:
+                    who = waits.for_session(other, process)
+                    if who:
+                        self._lost(psycopg.OperationalError(f"the slot waits for {who}"))
+
+        threading.Thread(target=look, daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def _note(self, control: psycopg.Connection) -> None:
         """Leave word in the database of how far the log is."""
@@ -356,9 +396,7 @@ class Capture:
     ) -> None:
         """Take tables into the capture, those that are new too."""
         assert self.state is not None
-        published = self._publish_tables(
-            control, [name for name, info in chosen.items() if info.identity]
-        )
+        published = self._publish_tables(control, chosen)
         self.state.publication_oid = published.oid
         known = catalog.types(control)
         for name, info in chosen.items():
@@ -368,7 +406,7 @@ class Capture:
         state = self.state
         assert state is not None
         asked = self._asked()  # they are read anew, whatever was the matter with them
-        tables = {_split(n): one.member for n, one in state.tables.items() if n not in asked}
+        tables = {table_of(n): one.member for n, one in state.tables.items() if n not in asked}
         return resume.Saved(
             log=self.log.journal.log_id.hex(),
             starts=state.starts,
@@ -384,26 +422,51 @@ class Capture:
         )
 
     def _publish_tables(
-        self, control: psycopg.Connection, names: list[tuple[str, str]]
+        self, control: psycopg.Connection, chosen: Mapping[tuple[str, str], catalog.TableInfo]
     ) -> catalog.Publication:
-        """The publication, with these tables in it."""
+        """The publication, with these tables in it; those that the server refuses are stopped.
+
+        A table without identity is left alone: if it were published, updates of it would fail.
+        """
         assert self.state is not None
-        publication = sql.Identifier(self.state.publication)
-        there = catalog.publication(control, self.state.publication)
-        wanted = names if there is None else [one for one in names if one not in there.tables]
-        listed = sql.SQL(", ").join(sql.Identifier(*one) for one in wanted)
-        if there is None:
-            made = sql.SQL("CREATE PUBLICATION {}").format(publication)
-            if wanted:
-                made += sql.SQL(" FOR TABLE {}").format(listed)
-            control.execute(made + sql.SQL(" WITH (publish_via_partition_root = true)"))
-        elif wanted and not there.all_tables:
-            control.execute(
-                sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(publication, listed)
-            )
-        there = catalog.publication(control, self.state.publication)
+        name = self.state.publication
+        if catalog.publication(control, name) is None:
+            made = sql.SQL("CREATE PUBLICATION {} WITH (publish_via_partition_root = true)")
+            control.execute(made.format(sql.Identifier(name)))
+        there = catalog.publication(control, name)
+        assert there is not None
+        self._refused = {one: why for one, why in self._refused.items() if one not in chosen}
+        self._published_at = time.monotonic()
+        wanted = [
+            one
+            for one, info in chosen.items()
+            if one not in there.tables and info.identity and not info.unlogged
+        ]
+        why = self._publish(control, wanted) if wanted else ""
+        if why:  # then one by one
+            found = {one: self._publish(control, [one]) for one in wanted if len(wanted) > 1}
+            found = found or dict.fromkeys(wanted, why)
+            self._refused |= {one: why for one, why in found.items() if why}
+        there = catalog.publication(control, name)
         assert there is not None
         return there
+
+    def _publish(self, control: psycopg.Connection, names: Sequence[tuple[str, str]]) -> str:
+        """Add tables to the publication, all or none; why not, if the server refuses."""
+        assert self.state is not None
+        listed = sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(*n)) for n in names)
+        add = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}")
+        try:
+            with control.transaction():
+                control.execute(f"SET LOCAL lock_timeout = {PUBLISH_MS}")
+                control.execute(add.format(sql.Identifier(self.state.publication), listed))
+        except psycopg.errors.LockNotAvailable:
+            return f"waits for {waits.for_table(control, names[0], modes=waits.PUBLISHING)}"
+        except psycopg.OperationalError:
+            raise
+        except psycopg.Error as error:
+            return " ".join(str(error).split())
+        return ""
 
     def _add(
         self,
@@ -414,25 +477,32 @@ class Capture:
     ) -> None:
         """A table of the capture: known from before, or new."""
         assert self.state is not None
-        full = f"{name[0]}.{name[1]}"
+        full = full_name(*name)
         state = self.state.tables.get(full)
         if state is None:
             key = info.identity if info.replica_identity == "i" else info.key
             state = TableState(
-                topic=f"{self.name}.{full}",
+                topic=topic_name(self.name, full),
                 key=list(key),
                 member=member,
                 fence=-1,
-                columns={column.name: column.number for column in info.streamed},
+                columns={column.name: column.number for column in info.columns},
             )
-            self.state.tables[full] = state
             try:
                 self._make_topic(info, state)
             except errors.HeadraceError as error:
                 state.status, state.reason = STOPPED, error.fact
+            self.state.tables[full] = state
+        why = self._refused.get(name, "")
+        if why and state.status != STOPPED:
+            later = why.startswith("waits for")
+            state.status = SNAPSHOTTING if later else STOPPED
+            state.reason = why if later else f"not published: {why}"
+            if later and self._lost is not None:
+                self._lost(psycopg.OperationalError(f"{full} {why}"))
         state.member = member  # another one, if the capture was removed and added again
         if not state.oid:
-            state.oid, state.storage = info.oid, info.storage
+            state.oid, state.storage, state.labels = info.oid, info.storage, _labels(info)
         captured = self._tables.get(name)
         if captured is None:
             if state.key:
@@ -445,13 +515,24 @@ class Capture:
         else:  # a connection was lost: what was in flight is read again
             captured.info, captured.types, captured.relation = info, known, None
             captured.drop()
+        self._tables[name].published = not why
 
     def _make_topic(self, info: catalog.TableInfo, state: TableState) -> None:
+        assert self.state is not None
+        if info.unlogged:
+            raise errors.NoReplicaIdentity(
+                f"table {info.schema}.{info.name} is unlogged, so its changes are in no stream",
+                place=state.topic,
+            )
+        if any(one.topic == state.topic for one in self.state.tables.values()):
+            raise errors.TopicExists(f"'{state.topic}' is another table's", place=state.topic)
         if not info.identity or (not state.key and info.replica_identity != "f"):
             why = "has no primary key" if not state.key else "has a key that cannot be used"
+            why += ", and its replica identity is not FULL"
+            if info.replica_identity == "f" and any(one.generated for one in info.columns):
+                why = "has REPLICA IDENTITY FULL and generated columns, which the server refuses"
             raise errors.NoReplicaIdentity(
-                f"table {info.schema}.{info.name} {why}, and its replica identity is not FULL",
-                place=state.topic,
+                f"table {info.schema}.{info.name} {why}", place=state.topic
             )
         fields = [
             pa.field(column.name, kind, metadata=told(column.type, column.modifier, kind))
@@ -503,7 +584,7 @@ class Capture:
         if type(run) is not Rows:
             return False
         found = self._tables.get((run.relation.schema, run.relation.table))
-        return found is None or found.relation is run.relation
+        return found is not None and found.relation is run.relation
 
     def _captured(self, relation: Relation) -> Captured | None:
         found = self._tables.get((relation.schema, relation.table))
@@ -514,8 +595,17 @@ class Capture:
             captured = self._captured(relation)
             if captured is not None and captured.relation is not relation:
                 captured.relation = relation
-                if captured.state.oid != relation.id or not self._fits(captured, relation):
+                known = captured.state.oid in (relation.id, GONE)
+                if not known or not self._fits(captured, relation):
                     yield captured, relation
+            elif (
+                (relation.schema, relation.table) not in self._tables
+                and self._others.get(id(relation)) is not relation
+            ):  # fmt: skip
+                self._others[id(relation)] = relation
+                for other in self._tables.values():  # renamed: it may be so back again
+                    if other.state.oid == relation.id:
+                        other.state.oid = GONE
 
     def _fits(self, captured: Captured, relation: Relation) -> bool:
         """Whether a topic has the columns of a relation, and its key."""
@@ -551,23 +641,43 @@ class Capture:
         found = {(t.schema, t.name): t for t in catalog.tables(control, self.patterns, known)}
         place = catalog.lsn(control)
         there = {name: one.info.oid for name, one in self._tables.items()}
-        if any(there.get(name) != info.oid for name, info in found.items()):
+        again = [one for one in self._refused if self._tables[one].state.status != STOPPED]
+        if again and now - self._published_at < PUBLISH_SECONDS:
+            again = []
+        if again or any(there.get(name) != info.oid for name, info in found.items()):
             self._join(control, found)
-        for name, captured in self._tables.items():
-            if name not in found and captured.snapshotting:
-                captured.state.status, captured.state.reason = STOPPED, "the table is gone"
+        if self._mark_gone(found):
+            self._save(self._lsn)
         for name, info in found.items():
             captured = self._tables[name]
             relation = _as_relation(info)
             captured.state.storage = captured.state.storage or info.storage
-            if captured.state.status == STOPPED or self._is_so(captured, info):
+            self._take_in_empty(captured, info, control)
+            if captured.state.status == STOPPED and captured.state.oid != GONE:
                 captured.differs_at = None
+            elif self._is_so(captured, info):
+                captured.differs_at, captured.info = None, info
+                captured.state.labels = _labels(info)
             elif captured.differs_at is None:
                 captured.differs_at = place
                 catalog.heartbeat(control)
             elif self._passed(stream) >= captured.differs_at:
                 captured.differs_at, captured.info = None, info
                 self._redefine(captured, relation, control)
+
+    def _mark_gone(self, found: Container[tuple[str, str]]) -> bool:
+        """Whether a table is not there any more; should it come back, it is read anew."""
+        assert self.state is not None
+        gone = [
+            one
+            for name, one in self.state.tables.items()
+            if table_of(name) not in found and one.status != STOPPED and one.oid != GONE
+        ]
+        for one in gone:
+            one.oid, one.reason = GONE, "the table is gone, or not chosen any more"
+            if one.status == SNAPSHOTTING:
+                one.status = STOPPED
+        return bool(gone)
 
     def _unsettled(self) -> bool:
         """Whether the topics are not yet what the tables are, wherever the stream is."""
@@ -578,10 +688,11 @@ class Capture:
     def _is_so(self, captured: Captured, info: catalog.TableInfo) -> bool:
         """Whether a topic has the columns of a table: those, not others of the same names."""
         state = captured.state
-        numbers = {column.name: column.number for column in info.streamed}
+        numbers = {column.name: column.number for column in info.columns}
         return (
             (info.oid, info.storage) == (state.oid, state.storage or info.storage)
             and numbers == state.columns
+            and _labels(info, state.labels) == state.labels
             and self._fits(captured, _as_relation(info))
         )
 
@@ -592,7 +703,7 @@ class Capture:
         assert self.state is not None
         lsn, state = self.state.lsn, captured.state
         known = catalog.types(control)
-        found = catalog.tables(control, [captured.name])
+        info = catalog.table(control, (captured.info.schema, captured.info.name))
         for one in self._tables.values():
             one.types = known
         try:
@@ -600,23 +711,55 @@ class Capture:
                 named = ", ".join(one.name for one in relation.columns if one.key)
                 state.status = STOPPED
                 state.reason = f"its key is now ({named}), the topic's ({', '.join(state.key)})"
+                state.reason += "; a topic keeps its key: a capture of another name has the new one"
                 return
-            if found:
-                captured.info = found[0]
+            if info is not None:
+                captured.info = info
+                self._take_in_empty(captured, info, control)
             if state.oid != relation.id:  # another table of the name: nothing of it is known
-                self._join(control, {(one.schema, one.name): one for one in found})
+                self._join(control, {} if info is None else {(info.schema, info.name): info})
                 state.oid, state.fence = relation.id, -1
                 captured.read_again()
-            if found and state.storage not in ("", found[0].storage):
-                captured.read_again(thorough=False)
-            if found:
-                state.storage = found[0].storage
-                if self._is_so(captured, found[0]):
+            if info is not None:
+                if state.storage not in ("", info.storage):
+                    captured.read_again(thorough=info.partitioned)
+                if _labels(info, state.labels) != state.labels:
+                    captured.read_again()
+                state.storage, state.labels = info.storage, _labels(info)
+                if self._is_so(captured, info):
                     self._save(lsn)
                     return  # the topic is ahead of the stream: what comes is read as far as it goes
             redefine(captured, relation, self._numeric_as_text, lambda: self._save(lsn))
         except errors.HeadraceError as error:
             captured.state.status, captured.state.reason = STOPPED, error.fact
+
+    def _take_in_empty(
+        self, captured: Captured, info: catalog.TableInfo, control: psycopg.Connection
+    ) -> None:
+        """Partitions that came without rows change nothing: their rows will be in the stream."""
+        known = captured.state.storage.split()
+        came = [one for one in info.storage.split() if one not in known]
+        if info.partitioned and captured.state.storage and came:
+            oids = {one: int(one.partition(":")[0]) for one in (*known, *came)}
+            if not catalog.have_rows(control, [oids[one] for one in came]):
+                captured.state.storage = " ".join(sorted(oids, key=oids.__getitem__))
+
+    def _changes(
+        self, captured: Captured, runs: Sequence[Run], lookup: Lookup | None = None
+    ) -> Changes:
+        """What transactions do to a table; it is read anew if its rows changed in silence."""
+        try:
+            return captured.changes(runs, lookup)
+        except errors.BeforeImageMissing:
+            with psycopg.connect(self.dsn, autocommit=True) as control:
+                info = catalog.table(control, (captured.info.schema, captured.info.name))
+            state = captured.state
+            moved = info is not None and info.partitioned and info.storage != state.storage
+            if info is None or not (moved or _labels(info, state.labels) != state.labels):
+                raise
+            captured.read_again()
+            state.storage, state.labels = info.storage, _labels(info)
+            return captured.changes(runs, lookup)
 
     def _append(self, items: Sequence[Transaction | Message]) -> None:
         """One entry: the rows of all tables, and the resume point."""
@@ -626,21 +769,24 @@ class Capture:
         group = Group(items)
         self._recent.extend(group.xid.tolist())
         counts = np.zeros(len(group.transactions), np.int64)
-        parts: list[tuple[str, pa.RecordBatch, list[int]]] = []
+        parts: list[tuple[str, pa.RecordBatch, list[int] | None]] = []
         for name, of_table in group.tables.items():
             captured = self._tables.get(name)
             if captured is None or captured.state.status == STOPPED:
                 continue
             try:
-                rows, weight, of, op = captured.changes(of_table)
+                rows, weight, of, op = self._changes(captured, of_table)
             except (errors.TypeNotCarried, errors.ValueNotCarried) as error:
                 captured.state.status, captured.state.reason = STOPPED, error.fact
                 continue
             if rows.num_rows:
                 of_each = np.bincount(of, minlength=len(counts))
                 counts += of_each
-                batch = with_meta(rows, weight, op, group.lsn[of], group.xid[of], group.time[of])
-                parts.append((captured.state.topic, batch, of_each.tolist()))
+                batch = captured.with_meta(
+                    rows, weight, op, group.lsn[of], group.xid[of], group.time[of]
+                )
+                boundaries = of_each.tolist() if len(counts) > 1 else None
+                parts.append((captured.state.topic, batch, boundaries))
         with self._entry(max(self.state.lsn, group.end)) as entry:
             for topic, batch, boundaries in parts:
                 entry.append(topic, batch, transactions=boundaries)
@@ -659,6 +805,7 @@ class Capture:
         large = Large(
             self.log, self._tables, one, folder=f"{self._folder}/{one.xid}",
             messages=lambda: self._topic("_messages", MESSAGES), part_bytes=self._part_bytes,
+            changes=self._changes, staged=lambda piece: self._note_staged(piece, one),
         )  # fmt: skip
         large.stage()
         group = Group([replace(one, changes=[])])
@@ -668,11 +815,36 @@ class Capture:
             if large.rows:
                 told = group.told(np.array([large.rows]))
                 entry.append(self._topic("_transactions", TRANSACTIONS), told)
+        Path(self._staged).unlink(missing_ok=True)
         one.close()
+
+    def _note_staged(self, piece: Piece, one: Transaction) -> None:
+        """Remember a piece until an entry names it: if we are killed before, nobody will."""
+        assert self.state is not None
+        with open(self._staged, "a") as file:
+            server = f"{self.state.system_id} {self.state.timeline}"
+            file.write(f"{server} {one.end_lsn} {piece.name}\n")
+
+    def _unstage_rest(self) -> None:
+        """Remove pieces of a transaction that was killed on its way: the log ends before it.
+
+        Positions count on one server and timeline only; what is of another one is left alone.
+        """
+        assert self.state is not None
+        ours = [self.state.system_id, str(self.state.timeline)]
+        with contextlib.suppress(FileNotFoundError):
+            for line in Path(self._staged).read_text().splitlines():
+                *server, end, name = line.split()
+                if server == ours and int(end) > self.state.lsn:
+                    with contextlib.suppress(OSError):
+                        self.log.unstage([Piece(name, "", 0, 0, 0, 0, ())])
+        Path(self._staged).unlink(missing_ok=True)
 
     def _topic(self, name: str, schema: str) -> str:
         full = f"{self.name}.{name}"
-        self.log.create_topic(full, schema, exist_ok=True)
+        if full not in self._topics:
+            self.log.create_topic(full, schema, exist_ok=True)
+            self._topics.add(full)
         return full
 
     @contextlib.contextmanager
@@ -721,6 +893,15 @@ class Capture:
             return
 
 
+def _labels(info: catalog.TableInfo, like: str | None = None) -> str:
+    """What `TableState.labels` is of a table; of those labels only that another one is of."""
+    if like == "" or not info.labels:
+        return ""
+    last = info.labels[-1][0] if like is None else int(like.partition(" ")[0])
+    known = repr([one for one in info.labels if one[0] <= last])
+    return f"{last} {hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}"
+
+
 def _as_relation(info: catalog.TableInfo) -> Relation:
     """A table as the stream would describe it now."""
     columns = tuple(
@@ -735,8 +916,3 @@ def _same_key(captured: Captured, relation: Relation) -> bool:
     named = {column.name for column in relation.columns if column.key}
     key = captured.state.key
     return not key or relation.identity == "f" or named == set(key)
-
-
-def _split(name: str) -> tuple[str, str]:
-    schema, _, table = name.partition(".")
-    return schema, table

@@ -28,20 +28,20 @@ from headrace.sources.complete import (
     joined,
     whole_keys,
 )
-from headrace.sources.postgres.group import TIMESTAMP, Run
+from headrace.sources.postgres.group import INT64, TIMESTAMP, Run, column
 from headrace.sources.postgres.keyless import Owed, summed
 from headrace.sources.postgres.operations import Format, format_of, operations
 from headrace.sources.postgres.protocol import Relation
+from headrace.sources.postgres.seen import Seen, Words
 from headrace.sources.postgres.snapshot import Chunk, Visible, Wanted
-from headrace.sources.postgres.state import LIVE, SNAPSHOTTING, TableState
-from headrace.sources.postgres.values import PgType, arrow_type, printed, told
+from headrace.sources.postgres.state import LIVE, SNAPSHOTTING, TableState, full_name
+from headrace.sources.postgres.values import FEW, PgType, arrow_type, printed, told
 from headrace.tables.hashing import hash64
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
     from headrace.sources.postgres.catalog import TableInfo
 
-Words = npt.NDArray[np.uint64]
 TOUCHED_MAX = 1_000_000
 """So many keys of one transaction are noted while a table is snapshotted."""
 UNSEEN_MAX = 10_000
@@ -82,7 +82,7 @@ class Captured:
     """What the stream last said of the columns."""
     touched: list[Touched] = field(default_factory=list)
     """Keys that the stream has touched while the table is snapshotted."""
-    seen: list[tuple[Words, Words]] = field(default_factory=list)
+    seen: Seen = field(init=False)
     """A thorough snapshot: every key that it has read or that the stream has touched since."""
     emptied: list[int] = field(default_factory=list)
     """Transactions that have truncated the table while it is snapshotted, or were too large."""
@@ -100,25 +100,34 @@ class Captured:
     """Without a key: rows that are to be taken away in the end."""
     width: float = 0.0
     """Bytes of a row, as last seen."""
+    published: bool = True
+    """Whether the stream has its changes: else it waits to be published, and is not read."""
     differs_at: int | None = None
     """Where the write-ahead log was when the table was first seen to have other columns."""
     _formats: dict[int, tuple[Relation, Format]] = field(default_factory=dict)
+    _arrow: pa.Schema | None = None
+    """The topic's, of which `_own` was made."""
+    _own: pa.Schema | None = None
 
     def __post_init__(self) -> None:
         """What the stream has said before now is not known by key."""
         self.must_see = set(self.recent)
+        self.seen = Seen(self.log.path)
         self.width = self.info.bytes / self.info.rows if self.info.rows > 0 else 1000.0
 
     @property
     def name(self) -> str:
         """As `schema.table`."""
-        return f"{self.info.schema}.{self.info.name}"
+        return full_name(self.info.schema, self.info.name)
 
     @property
     def own(self) -> pa.Schema:
         """The topic's columns that are the table's."""
         arrow = self.log.topic(self.state.topic).schema.arrow
-        return pa.schema([one.with_nullable(True) for one in arrow if one.name not in META])
+        if arrow is not self._arrow:
+            own = [one.with_nullable(True) for one in arrow if one.name not in META]
+            self._arrow, self._own = arrow, pa.schema(own)
+        return self._own
 
     @property
     def snapshotting(self) -> bool:
@@ -172,6 +181,25 @@ class Captured:
             numeric_as_text=self.numeric_as_text,
         )
 
+    def with_meta(
+        self,
+        rows: pa.RecordBatch,
+        weight: Numbers,
+        op: pa.Array,
+        lsn: Numbers,
+        xid: Numbers | None = None,
+        commit_time: Numbers | None = None,
+    ) -> pa.RecordBatch:
+        """Rows as the topic has them."""
+        by, at = (
+            pa.nulls(rows.num_rows, kind) if one is None else column(one, kind)
+            for one, kind in ((xid, INT64), (commit_time, TIMESTAMP))
+        )
+        meta = [column(weight), op, column(lsn), by, at]
+        columns = dict(zip([*rows.schema.names, *META], [*rows.columns, *meta], strict=True))
+        arrow = self.log.topic(self.state.topic).schema.arrow
+        return pa.RecordBatch.from_arrays([columns[name] for name in arrow.names], schema=arrow)
+
     def forget_formats(self) -> None:
         """The topic has changed."""
         self._formats.clear()
@@ -212,10 +240,6 @@ class Captured:
                 weights.append(batch.data.column("_weight").to_numpy())
         return summed(pa.concat_batches(rows), np.concatenate(weights))
 
-    def all_rows(self) -> pa.RecordBatch:
-        """All rows of the topic's table."""
-        return pa.concat_batches([_empty(self.own), *self.scan()])
-
     # -- the stream -------------------------------------------------------------------------
 
     def changes(self, runs: Sequence[Run], lookup: Lookup | None = None) -> Changes:
@@ -234,19 +258,18 @@ class Captured:
             same = [run for _, _, run in group]  # runs of one definition of the table
             parts.append(self._widened(operations(same, self.format(same[0].relation))))
         made = whole_keys(joined(parts), self.state.key)
-        of_run = np.repeat(np.arange(len(runs)), [len(run) for _, _, run in runs])
         found = complete(
             made,
             self.state.key,
             lookup or self.lookup,
             given_is_there=keyless or not self.snapshotting,
         )
-        transaction = np.array([number for number, _, _ in runs])[of_run]
+        transaction = np.repeat([one for one, _, _ in runs], [len(run) for _, _, run in runs])
         kinds = made.kinds[found.operation]
         all_of = Changes(found.rows, found.weight, transaction[found.operation], _letters(kinds))
         if keyless:
             return self._counted(all_of, found)
-        self._note(made, found, of_run, runs)
+        self._note(made, found, runs)
         return all_of
 
     def _counts(self, xid: int) -> bool:
@@ -306,7 +329,6 @@ class Captured:
         self,
         made: Operations,
         found: Completed,
-        of_run: Numbers,
         part: Sequence[Run],
     ) -> None:
         """Remember what a snapshot must know; say so if a row is not there that must be."""
@@ -327,6 +349,7 @@ class Captured:
             for seed in (1, 2)
         ]
         more = [hash64(written, seed) for seed in (1, 2)]
+        of_run = np.repeat(np.arange(len(part)), [len(run) for _, _, run in part])
         starts = np.concatenate(([0], np.flatnonzero(np.diff(of_run)) + 1, [len(of_run)]))
         for begin, end in pairwise(starts):
             xid = part[int(of_run[begin])][1]
@@ -337,7 +360,7 @@ class Captured:
             if xid not in self.emptied:
                 self.touched.append(Touched(xid, *of_both))
             if self.state.thorough:
-                self.seen.append((of_both[0], of_both[1]))
+                self.seen.add(of_both[0], of_both[1])
         last = part[-1][1]  # only a transaction that comes by parts has so many
         if sum(len(one.first) for one in self.touched if one.xid == last) > TOUCHED_MAX:
             self.overtaken(last)
@@ -352,7 +375,7 @@ class Captured:
         """Begin a snapshot from the start of the table."""
         self.state.read_again(thorough=thorough)
         self.drop()
-        self.touched, self.emptied, self.seen = [], [], []
+        self.touched, self.emptied, self.seen = [], [], Seen(self.log.path)
         self.must_see = set(self.recent)
 
     def drop(self) -> None:
@@ -392,6 +415,12 @@ class Captured:
             only=state.pending[:PENDING_ROWS] if state.read_through else None,
             fence=state.fence,
             must_see=[*self.must_see, *self.emptied, *state.unseen],
+            shape=",".join(
+                f"{one.number} {one.type.oid} {one.modifier}"
+                for one in self.info.streamed
+                if one.name in columns
+            ),
+            whole=self.info.partitioned,
         )
 
     def publish(self, chunk: Chunk) -> tuple[pa.RecordBatch, Numbers]:
@@ -402,7 +431,7 @@ class Captured:
             return rows, np.ones(rows.num_rows, np.int64)
         if self.state.thorough and rows.num_rows:
             keys = [rows.column(name) for name in self.state.key]
-            self.seen.append((hash64(keys, 1), hash64(keys, 2)))
+            self.seen.add(hash64(keys, 1), hash64(keys, 2))
         newer = [one for one in self.touched if not chunk.visible.sees(one.xid)]
         if newer and rows.num_rows:
             keys = [rows.column(name) for name in self.state.key]
@@ -425,22 +454,21 @@ class Captured:
         weight = np.where(place % 2 == 0, -1, 1)
         return both.take(pa.array(order)), weight[order]
 
-    def finished(self) -> pa.RecordBatch:
+    def gone(self) -> Iterator[pa.RecordBatch]:
         """The table has been read through: the rows that the log has, and the database has not."""
         if not self.state.key:
-            rows = pa.concat_batches([_empty(self.own), *self.owed.rest()])
-            self.state.status, self.state.thorough = LIVE, False
-            self.view, self.owed = None, Owed()
-            return rows
-        rows = self.all_rows() if self.state.thorough else _empty(self.own)
-        if rows.num_rows and self.seen:
-            keys = [rows.column(name) for name in self.state.key]
-            there = np.isin(hash64(keys, 1), np.concatenate([first for first, _ in self.seen]))
-            there &= np.isin(hash64(keys, 2), np.concatenate([second for _, second in self.seen]))
-            rows = rows.filter(pa.array(~there))
+            yield from self.owed.rest()
+        elif self.state.thorough:
+            for some in self.seen.passes():
+                for rows in self.scan():
+                    yield some.missing(rows, self.state.key)
+
+    def finish(self) -> None:
+        """What is gone is gone: the topic is what the table is."""
         self.state.status, self.state.thorough = LIVE, False
-        self.touched, self.emptied, self.seen, self.must_see = [], [], [], set()
-        return rows
+        self.view, self.owed = None, Owed()
+        self.touched, self.emptied, self.must_see = [], [], set()
+        self.seen = Seen(self.log.path)
 
     def settle_pending(self, read: Sequence[Sequence[str]]) -> None:
         """Keys that a chunk was read for are done, but for those that changed meanwhile.
@@ -472,28 +500,6 @@ def key_texts(column: pa.Array) -> list[str]:
     return found
 
 
-def with_meta(
-    rows: pa.RecordBatch,
-    weight: Numbers,
-    op: Sequence[str] | pa.Array,
-    lsn: Numbers,
-    xid: Numbers | None,
-    commit_time: Numbers | None,
-) -> pa.RecordBatch:
-    """Rows as a topic of changes has them."""
-    count = rows.num_rows
-    meta = [
-        pa.array(weight, pa.int64()),
-        op if isinstance(op, pa.Array) else pa.array(op, pa.string()),
-        pa.array(lsn, pa.int64()),
-        pa.nulls(count, pa.int64()) if xid is None else pa.array(xid, pa.int64()),
-        pa.nulls(count, TIMESTAMP)
-        if commit_time is None
-        else pa.array(commit_time, pa.int64()).cast(pa.timestamp("us")).cast(TIMESTAMP),
-    ]
-    return pa.RecordBatch.from_arrays([*rows.columns, *meta], names=[*rows.schema.names, *META])
-
-
 def _with_all(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     names = set(batch.schema.names)
     arrays = [
@@ -507,10 +513,14 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=schema)
 
 
-_LETTERS = pa.array([chr(number) for number in range(128)])
+_LETTERS = pa.array(["c" if number == ord("i") else chr(number) for number in range(128)])
+_CREATED = bytes.maketrans(b"i", b"c")
 
 
 def _letters(kinds: npt.NDArray[np.uint8]) -> pa.Array:
     """The operations, as Debezium names them: c, u, d."""
-    named = np.where(kinds == ord("i"), ord("c"), kinds)
-    return _LETTERS.take(pa.array(named))
+    if len(kinds) > FEW:
+        return _LETTERS.take(pa.array(kinds))
+    places = np.arange(len(kinds) + 1, dtype=np.int32)
+    parts = [None, pa.py_buffer(places), pa.py_buffer(kinds.tobytes().translate(_CREATED))]
+    return pa.Array.from_buffers(pa.string(), len(kinds), parts)

@@ -16,8 +16,8 @@ a promotion is still the old one. The name of the current WAL file has the one t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -85,7 +85,7 @@ class Publication:
     delete: bool
     truncate: bool
     filtered: frozenset[TableName]
-    """Those with a row filter: not all of their changes come."""
+    """Those with a row filter, or a list of columns: not all of their changes come."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,10 @@ class TableInfo:
     selectable: bool
     """Whether we may read all of it."""
     storage: str = ""
-    """Its file, another one when all rows were written anew; empty: it is partitioned."""
+    """Its file, another one when all rows were written anew; of a partitioned table, those of its
+    partitions, as `oid:file`, with a space between."""
+    labels: tuple[tuple[int, str], ...] = ()
+    """Those of the enums of its columns, by their oid: a label can be renamed, silently."""
 
     @property
     def streamed(self) -> list[ColumnInfo]:
@@ -242,10 +245,24 @@ def publication(connection: Connection, name: str) -> Publication | None:
     found = _rows(connection, query, [name])
     if not found:
         return None
-    query = "select schemaname, tablename from pg_publication_tables where pubname = %s"
+    # Not by the view pg_publication_tables, which waits for tables that somebody has locked.
+    query = """
+        select nspname, relname
+        from pg_publication p, pg_class c join pg_namespace n on n.oid = c.relnamespace
+        where pubname = %s and (relkind = 'r' or relkind = 'p' and pubviaroot)
+          and not (relispartition and pubviaroot)
+          and relpersistence = 'p' and nspname !~ '^pg_' and nspname <> 'information_schema'
+          and (puballtables
+            or c.oid in (select prrelid from pg_publication_rel where prpubid = p.oid)
+        """
+    if connection.info.server_version >= 150000:
+        of_schemas = "select pnnspid from pg_publication_namespace where pnpubid = p.oid"
+        query += f" or c.relnamespace in ({of_schemas})"
+    query += ")"
     tables = frozenset((schema, table) for schema, table in _rows(connection, query, [name]))
     query = """
-        select nspname, relname, r.oid::bigint, to_jsonb(r) ->> 'prqual' is not null as filtered
+        select nspname, relname, r.oid::bigint,
+          coalesce(to_jsonb(r) ->> 'prqual', to_jsonb(r) ->> 'prattrs') is not null as filtered
         from pg_publication p join pg_publication_rel r on r.prpubid = p.oid
         join pg_class c on c.oid = r.prrelid join pg_namespace n on n.oid = c.relnamespace
         where pubname = %s
@@ -314,11 +331,20 @@ def chosen(table: TableName, patterns: Iterable[str]) -> bool:
 
 
 def fits(table: TableName, pattern: str) -> bool:
-    """Whether a pattern such as `shop.order*` fits; without a point it is of schema `public`."""
-    schema, point, name = pattern.partition(".")
-    if not point:
-        schema, name = "public", pattern
-    return fnmatchcase(table[0], schema) and fnmatchcase(table[1], name)
+    """Whether a pattern such as `shop.order*` fits; without a point it is of schema `public`.
+
+    Of several points any may be the one between: schemas and tables may have some in their names.
+    """
+    words = (pattern if "." in pattern else f"public.{pattern}").split(".")
+    return any(
+        fnmatchcase(table[0], ".".join(words[:at])) and fnmatchcase(table[1], ".".join(words[at:]))
+        for at in range(1, len(words))
+    )
+
+
+def table(connection: Connection, name: TableName) -> TableInfo | None:
+    """Describe one table; None if it is not there."""
+    return next(iter(_described(connection, lambda row: (row.schema, row.name) == name)), None)
 
 
 def tables(
@@ -329,8 +355,13 @@ def tables(
     A partitioned table is one table; its partitions are not listed. `known` are the types, if they
     were read before.
     """
-    found = _rows(connection, _TABLES)
-    found = [row for row in found if chosen((row.schema, row.name), patterns)]
+    return _described(connection, lambda row: chosen((row.schema, row.name), patterns), known)
+
+
+def _described(
+    connection: Connection, which: Callable[[Any], bool], known: Mapping[int, PgType] | None = None
+) -> list[TableInfo]:
+    found = [row for row in _rows(connection, _TABLES) if which(row)]
     if not found:
         return []
     columns: dict[int, list[ColumnInfo]] = {row.oid: [] for row in found}
@@ -349,14 +380,42 @@ def tables(
             generated=row.generated,
         )
         columns[row.table].append(column)
-    return [_table(row, tuple(columns[row.oid])) for row in found]
+    version = connection.info.server_version
+    tables = [_table(row, tuple(columns[row.oid]), version) for row in found]
+    enums = {one.oid: [*_enums(one)] for one in tables}
+    if not any(enums.values()):
+        return tables
+    query = (
+        "select enumtypid::bigint, oid::bigint, enumlabel from pg_enum where enumtypid = any(%s)"
+    )
+    rows = _rows(connection, query, [[oid for of_table in enums.values() for oid in of_table]])
+    return [
+        replace(
+            one, labels=tuple(sorted((o, label) for t, o, label in rows if t in enums[one.oid]))
+        )
+        for one in tables
+    ]
 
 
-def _table(row: Any, columns: tuple[ColumnInfo, ...]) -> TableInfo:
-    by_number = {column.number: column.name for column in columns}
-    key = tuple(by_number[number] for number in row.key)
-    index = tuple(by_number[number] for number in row.index)
-    everything = tuple(column.name for column in columns if not column.generated)
+def _enums(table: TableInfo) -> Iterator[int]:
+    """The enums that its columns are made of."""
+    for column in table.columns:
+        kind: PgType | None = column.type
+        while kind is not None and kind.kind != "e":
+            kind = kind.base or kind.element
+        if kind is not None:
+            yield kind.oid
+
+
+def _table(row: Any, columns: tuple[ColumnInfo, ...], version: int) -> TableInfo:
+    streamed = {column.number: column.name for column in columns if not column.generated}
+    key, index = (
+        tuple(streamed[number] for number in numbers) if streamed.keys() >= set(numbers) else ()
+        for numbers in (row.key, row.index)
+    )
+    everything = tuple(streamed.values())
+    if not takes_full(columns, version):
+        everything = ()
     return TableInfo(
         schema=row.schema,
         name=row.name,
@@ -374,6 +433,23 @@ def _table(row: Any, columns: tuple[ColumnInfo, ...]) -> TableInfo:
         storage=row.storage or "",
         selectable=row.selectable,
     )
+
+
+def takes_full(columns: Sequence[ColumnInfo], version: int) -> bool:
+    """Whether a published table may have REPLICA IDENTITY FULL: else its updates are refused."""
+    return version < 180000 or all(column.generated != "s" for column in columns)
+
+
+def have_rows(connection: Connection, oids: Sequence[int]) -> bool:
+    """Whether one of these tables has had a row; so it is taken to be if somebody has locked it."""
+    query = "select coalesce(max(pg_relation_size(one)), 0) > 0 from unnest(%s::oid[]) one"
+    try:
+        with connection.transaction():
+            connection.execute("set local lock_timeout = 100")
+            row = connection.execute(query, [list(oids)]).fetchone()
+    except psycopg.errors.LockNotAvailable:
+        return True
+    return bool(row and row[0])
 
 
 def types(connection: Connection) -> dict[int, PgType]:
@@ -405,10 +481,14 @@ def types(connection: Connection) -> dict[int, PgType]:
     return {oid: make(oid) for oid in rows}
 
 
-# Nothing here waits for a table that somebody has locked, as pg_table_size and pg_get_expr would:
-# the capture asks while it streams.
+# Nothing here waits for a table that somebody has locked, as pg_table_size, pg_partition_tree and
+# pg_get_expr would: the capture asks while it streams.
 # The poorest identity of the leaves: what a partition logs is its own, whatever the root says.
 _TABLES = """
+with recursive tree(root, oid) as (
+  select oid, oid from pg_class where relkind = 'p' and not relispartition
+  union all select root, inhrelid from tree join pg_inherits on inhparent = tree.oid
+)
 select n.nspname as schema, c.relname as name, c.oid::bigint, c.relkind = 'p' as partitioned,
   leaves.rows, leaves.bytes, leaves.unlogged,
   case when leaves.poorest < 4 then substr('ndif', leaves.poorest, 1)
@@ -417,7 +497,7 @@ select n.nspname as schema, c.relname as name, c.oid::bigint, c.relkind = 'p' as
     '{}') as key,
   not exists (select 1 from pg_index i where i.indrelid = c.oid and i.indisprimary
     and not i.indimmediate) as immediate,
-  case when c.relkind = 'r' then pg_relation_filenode(c.oid)::text else '' end as storage,
+  case when c.relkind = 'r' then pg_relation_filenode(c.oid)::text else leaves.files end as storage,
   coalesce((select i.indkey::int2[] from pg_index i where i.indrelid = c.oid and i.indisreplident),
     '{}') as index,
   has_table_privilege(c.oid, 'select') or has_any_column_privilege(c.oid, 'select') and not exists (
@@ -429,10 +509,12 @@ cross join lateral (
     coalesce(sum(current_setting('block_size')::bigint * (l.relpages + coalesce(
       (select t.relpages from pg_class t where t.oid = l.reltoastrelid), 0))), 0) as bytes,
     coalesce(bool_or(l.relpersistence <> 'p'), false) as unlogged,
-    min(position(l.relreplident::text in 'ndif')) as poorest
+    min(position(l.relreplident::text in 'ndif')) as poorest,
+    coalesce(string_agg(l.oid || ':' || pg_relation_filenode(l.oid), ' ' order by l.oid), ' ')
+      as files
   from pg_class l
   where l.relkind = 'r'
-    and (l.oid = c.oid or c.relkind = 'p' and l.oid in (select relid from pg_partition_tree(c.oid)))
+    and (l.oid = c.oid or c.relkind = 'p' and l.oid in (select oid from tree where root = c.oid))
 ) as leaves
 where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence <> 't'
   and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'

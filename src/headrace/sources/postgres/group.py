@@ -11,9 +11,14 @@ from headrace.sources.complete import Numbers
 from headrace.sources.postgres.protocol import Message, Rows, Truncate
 from headrace.sources.postgres.transactions import Transaction
 
-TIMESTAMP = pa.timestamp("us", tz="UTC")
+INT64, TIMESTAMP = pa.int64(), pa.timestamp("us", tz="UTC")
 Run = tuple[int, int, Rows]
 """The number of a transaction in the group, its xid, rows."""
+
+
+def column(numbers: Numbers, kind: pa.DataType = INT64) -> pa.Array:
+    """Numbers of 64 bits in Arrow, as they are; `pa.array` would ask pandas first."""
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 class Group:
@@ -51,12 +56,11 @@ class Group:
 
     def told(self, counts: Numbers) -> pa.RecordBatch:
         """The transactions that have rows in the log, as rows of the topic of transactions."""
-        some = np.flatnonzero(counts)
-        times = pa.array(self.time[some]).cast(TIMESTAMP)
+        some = slice(None) if counts.all() else np.flatnonzero(counts)
         columns = [
-            pa.array(self.xid[some]),
-            pa.array(self.lsn[some]),
-            times,
-            pa.array(counts[some]),
+            column(self.xid[some]),
+            column(self.lsn[some]),
+            column(self.time[some], TIMESTAMP),
+            column(counts[some]),
         ]
         return pa.RecordBatch.from_arrays(columns, names=["xid", "lsn", "commit_time", "rows"])

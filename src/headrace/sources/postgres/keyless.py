@@ -44,14 +44,14 @@ from headrace.sources.postgres.snapshot import (
     Visible,
     Wanted,
     begin,
+    chunk_of,
     copied,
-    parsed,
 )
 from headrace.tables.hashing import hash64
 
 Hashes = list[tuple[int, int]]
 PIECE_BYTES = 8 << 20
-LOCK_SECONDS = 2
+REST_ROWS = 1 << 14
 MORE: list[str] = []
 """As the last key of a piece: there are more."""
 
@@ -88,8 +88,9 @@ class Owed:
     def rest(self) -> Iterator[pa.RecordBatch]:
         """What is still owed."""
         for rows in self._rows:
-            if self._total:
-                yield rows.filter(pa.array(~self.pay(rows)))
+            for at in range(0, rows.num_rows if self._total else 0, REST_ROWS):
+                some = rows.slice(at, REST_ROWS)
+                yield some.filter(pa.array(~self.pay(some)))
 
 
 def _hashes(rows: pa.RecordBatch) -> Hashes:
@@ -128,7 +129,6 @@ class Whole:
         connection.autocommit = False
         try:
             with connection.cursor() as cursor:
-                cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
                 found = begin(cursor, self._wanted)
         except psycopg.errors.LockNotAvailable:
             found = None
@@ -161,9 +161,9 @@ class Whole:
         wanted = self._wanted
         names = sql.SQL(", ").join(map(sql.Identifier, wanted.columns))
         query = sql.SQL("COPY (SELECT {} FROM {}) TO STDOUT {}").format(
-            names, sql.Identifier(*wanted.table), FORMAT
+            names, wanted.source, FORMAT
         )
-        data: list[memoryview] = []
+        data: list[bytes] = []
         size = 0
         for rows in copied(self._connection, query):
             for row in rows:
@@ -175,7 +175,5 @@ class Whole:
         self._connection.close()
         yield self._piece(data, self._lsn, None)
 
-    def _piece(self, data: Sequence[memoryview], lsn: int, last: list[str] | None) -> Chunk:
-        whole = b"".join(data)
-        rows = self._wanted.decode(parsed(whole, len(self._wanted.columns)))
-        return Chunk(rows, self.visible, lsn, last, None, None, len(whole))
+    def _piece(self, data: Sequence[bytes], lsn: int, last: list[str] | None) -> Chunk:
+        return chunk_of(self._wanted, data, self.visible, lsn, last)

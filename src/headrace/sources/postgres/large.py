@@ -40,16 +40,16 @@ import pyarrow as pa
 from headrace import errors
 from headrace.model.records import Piece
 from headrace.sources.complete import Numbers
-from headrace.sources.postgres.captured import Captured, with_meta
+from headrace.sources.postgres.captured import Captured, Changes
 from headrace.sources.postgres.group import Run
 from headrace.sources.postgres.protocol import Message, Rows, Truncate
 from headrace.sources.postgres.spill import size_of
 from headrace.sources.postgres.state import STOPPED
 from headrace.sources.postgres.transactions import Transaction
 from headrace.tables.collection import Collection
-from headrace.tables.keyed import GONE, key_words, table_schema, versions
+from headrace.tables.keyed import GONE, key_words, probed, table_schema, versions
 from headrace.tables.packs import Packs
-from headrace.tables.table import ordered, probed
+from headrace.tables.table import ordered
 from headrace.tables.upkeep import State
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Overlay:
         """Which of the keys it knows, and their rows; those that are gone too."""
         if not self._collection.rows or not len(keys[0]):
             return np.empty(0, np.int64), self._collection.empty()
-        return probed(self._state(), key_words(keys, 0), self._part)
+        return probed(self._state().collection, key_words(keys, 0), self._part)
 
     def lookup(self, keys: list[pa.Array]) -> tuple[Numbers, pa.RecordBatch]:
         """As `Captured.lookup`, with what the transaction has done."""
@@ -161,14 +161,18 @@ class Large:
         folder: str,
         messages: Callable[[], str],
         part_bytes: int = PART_BYTES,
+        changes: Callable[..., Changes] = Captured.changes,
+        staged: Callable[[Piece], None] = lambda _: None,
     ) -> None:
-        """`messages` gives the topic of messages."""
+        """`messages` gives the topic of messages; `staged` is told of each piece."""
         self.log = log
         self._tables = tables
         self._one = one
         self._folder = folder
         self._messages = messages
         self._part_bytes = part_bytes
+        self._changes = changes
+        self._staged = staged
         self._done: dict[Name, OfTable] = {}
         self._overlays: dict[Name, Overlay] = {}
         self._said = OfTable("")
@@ -239,8 +243,8 @@ class Large:
                 continue
             overlay = self._overlay(name, captured)
             try:
-                rows, weight, _, op = captured.changes(
-                    of_table, None if overlay is None else overlay.lookup
+                rows, weight, _, op = self._changes(
+                    captured, of_table, None if overlay is None else overlay.lookup
                 )
             except (errors.TypeNotCarried, errors.ValueNotCarried) as error:
                 captured.state.status, captured.state.reason = STOPPED, error.fact
@@ -282,7 +286,7 @@ class Large:
         if done is None:
             done = self._done[name] = OfTable(captured.state.topic)
         one, same = self._one, np.ones(rows.num_rows, np.int64)
-        batch = with_meta(
+        batch = captured.with_meta(
             rows, weight, op, same * one.end_lsn, same * one.xid, same * one.commit_time_us
         )
         done.rows += rows.num_rows
@@ -297,4 +301,5 @@ class Large:
             most = max(topics, key=lambda one: one.bytes)
             reader = pa.RecordBatchReader.from_batches(most.waiting[0].schema, most.waiting)
             most.pieces.append(self.log.stage(most.topic, reader))
+            self._staged(most.pieces[-1])
             most.waiting, most.bytes = [], 0

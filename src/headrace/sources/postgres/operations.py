@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from headrace.sources.complete import DELETE, INSERT, UPDATE, Operations
 from headrace.sources.postgres.protocol import OLD, RawColumns, Rows, join
-from headrace.sources.postgres.values import PgType, convert
+from headrace.sources.postgres.values import PgType, Reader, arrow_type, reader
 
 KINDS = {"i": INSERT, "u": UPDATE, "d": DELETE}
 Numbers = npt.NDArray[np.int64]
@@ -36,11 +37,19 @@ class Format:
 
     def column(self, at: int, texts: pa.Array) -> pa.Array:
         """The values that the server has printed so."""
-        field, (kind, modifier) = self.schema.field(at), self.types[at]
-        found = convert(
-            texts, kind, modifier, column=field.name, numeric_as_text=self.numeric_as_text
-        )
-        return found if found.type == field.type else found.cast(field.type)
+        read, wanted = self._readers[at]
+        found = read(texts)
+        return found if found.type == wanted else found.cast(wanted)
+
+    @cached_property
+    def _readers(self) -> list[tuple[Reader, pa.DataType]]:
+        made = []
+        for field, (kind, modifier) in zip(self.schema, self.types, strict=True):
+            arrow = arrow_type(
+                kind, modifier, column=field.name, numeric_as_text=self.numeric_as_text
+            )
+            made.append((reader(kind, arrow, field.name), field.type))
+        return made
 
 
 def format_of(
@@ -66,14 +75,20 @@ def operations(runs: Sequence[Rows], form: Format) -> Operations:
     by_kind: dict[str, list[Rows]] = {}
     for run in runs:
         by_kind.setdefault(run.op, []).append(run)
-    joined = [join(of_kind) for of_kind in by_kind.values()]
+    joined = [join(same) if len(same) > 1 else same[0] for same in by_kind.values()]
+    raw = joined[0].new
+    if by_kind.keys() == {"i"} and raw and all(mask is None for mask in raw.unchanged):
+        columns = [form.column(at, raw.values[place]) for at, place in enumerate(form.places)]
+        new = pa.RecordBatch.from_arrays(columns, schema=form.schema)
+        inserts = np.full(len(joined[0]), INSERT, np.uint8)
+        return Operations(inserts, new, [new.column(name) for name in form.key], {})
     order: pa.Array | None = None
     if len(joined) > 1:
         codes = np.frombuffer("".join([run.op for run in runs]).encode(), np.uint8)
         of_row = np.repeat(codes, [len(run) for run in runs])
         place = np.concatenate([np.flatnonzero(of_row == ord(op)) for op in by_kind])
         order = pa.array(np.argsort(place))
-    new = [
+    news = [
         form.column(at, _ordered([_texts(run.new, place, len(run)) for run in joined], order))
         for at, place in enumerate(form.places)
     ]
@@ -91,7 +106,7 @@ def operations(runs: Sequence[Rows], form: Format) -> Operations:
     }
     return Operations(
         kinds if order is None else kinds[order.to_numpy()],
-        pa.RecordBatch.from_arrays(new, schema=form.schema),
+        pa.RecordBatch.from_arrays(news, schema=form.schema),
         read,
         left_out,
         given,

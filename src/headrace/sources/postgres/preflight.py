@@ -269,7 +269,7 @@ def _publication(
         why = "a publication is made by a role that may create in the database"
         yield Finding("error", "may not create", f"database {database}", why, (statement,))
     if tables:
-        names = ", ".join(quoted((table.schema, table.name)) for table in tables)
+        names = ", ".join(f"ONLY {quoted((table.schema, table.name))}" for table in tables)
         statement = f"CREATE PUBLICATION {name} FOR TABLE {names}"
         statement += " WITH (publish_via_partition_root = true)"
         why = "the server sends the changes of published tables only; made by the tables' owner"
@@ -293,12 +293,14 @@ def _published(
     names = [(table.schema, table.name) for table in tables]
     missing = [quoted(table) for table in names if table not in found.tables]
     if missing:
-        statement = f"ALTER PUBLICATION {name} ADD TABLE {', '.join(missing)}"
+        listed = ", ".join(f"ONLY {one}" for one in missing)
+        statement = f"ALTER PUBLICATION {name} ADD TABLE {listed}"
         what = f"does not have {', '.join(missing)}"
         yield Finding("error", what, where, before, (statement,))
     for table in sorted(found.filtered.intersection(names)):
-        why = "rows that the filter holds back would be missing; take the table out, and add it"
-        yield Finding("error", f"has a row filter on {quoted(table)}", where, why)
+        why = "what these hold back would be missing; take the table out, and add it"
+        what = f"has a row filter or a list of columns on {quoted(table)}"
+        yield Finding("error", what, where, why)
     query = "select pg_has_role(pubowner, 'usage') from pg_publication where pubname = %s"
     if not _value(connection, query, found.name):
         role = identifier(_value(connection, "select current_user"))
@@ -317,6 +319,8 @@ def _table(connection: Connection, table: TableInfo) -> Iterator[Finding]:
     if not table.identity:
         why = "updates and deletes would not say which row they change, and are refused"
         statements = tuple(_identity(connection, table))
+        if not statements:
+            why += "; its key must have no generated column, which is not in the stream"
         before.append(Finding("error", "has no replica identity", where, why, statements))
     elif not table.key and table.replica_identity == "f":
         why = (
@@ -325,6 +329,9 @@ def _table(connection: Connection, table: TableInfo) -> Iterator[Finding]:
         )
         before.append(Finding("warning", "has no primary key", where, why))
     for column in table.columns:
+        if column.name.startswith("_") and not column.generated:
+            what, why = f"column {identifier(column.name)}", "a topic's own columns are named so"
+            before.append(Finding("warning", what, where, f"{why}: the table will be stopped"))
         try:
             arrow_type(column.type, column.modifier)
         except errors.TypeNotCarried as error:
@@ -367,7 +374,10 @@ def _identity(connection: Connection, table: TableInfo) -> Iterator[str]:
     key = table.key and table.replica_identity != "d"  # which would do, were it not deferrable
     index = None if key or table.partitioned else _best_index(connection, table)
     best = "DEFAULT" if key else f"USING INDEX {identifier(index)}" if index else "FULL"
-    poor = "ni" if key else "nid"
+    full = catalog.takes_full(table.columns, connection.info.server_version)
+    if best == "FULL" and not full:
+        return
+    poor = ("ni" if key else "nid") + ("" if full else "f")
     for schema, name, has in connection.execute(query, {"table": table.oid}).fetchall():
         if has in poor:
             yield f"ALTER TABLE {quoted((schema, name))} REPLICA IDENTITY {best}"
@@ -380,7 +390,7 @@ def _best_index(connection: Connection, table: TableInfo) -> str | None:
         where i.indrelid = %s and i.indisunique and i.indimmediate and i.indisvalid
           and i.indpred is null and i.indexprs is null
           and not exists (select from pg_attribute a where a.attrelid = i.indrelid
-            and a.attnum = any(i.indkey) and not a.attnotnull)
+            and a.attnum = any(i.indkey) and (not a.attnotnull or a.attgenerated <> ''))
         order by i.indnatts, x.relname limit 1
         """
     name: str | None = _value(connection, query, table.oid)

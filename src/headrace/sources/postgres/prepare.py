@@ -70,7 +70,7 @@ def one_line(error: Exception) -> str:
 def prepared(
     connection: psycopg.Connection[Any], want: Wanted, *, fix: bool
 ) -> tuple[list[Finding], dict[str, str]]:
-    """What is found when all was done that may be; and by place why the server refused to."""
+    """What is found when all was done that may be; and by finding why the server refused to."""
     found = preflight.findings(connection, want)
     refused: dict[str, str] = {}
     if fix:
@@ -99,4 +99,4 @@ def _own(finding: Finding, want: Wanted) -> bool:
 
 def _fixed(connection: psycopg.Connection[Any], found: list[Finding]) -> dict[str, str]:
     tried = preflight.fix(connection, found)
-    return {finding.where: reason for finding, reason in tried if reason}
+    return {f"{one.where}: {one.what}": reason for one, reason in tried if reason}

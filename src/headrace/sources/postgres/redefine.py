@@ -73,7 +73,9 @@ def redefine(
         pass
     filled = [c for c in info.columns if c.missing is not None or c.has_default]
     renamed = add and any(name not in state.columns for name in retire)  # perhaps: more than once
-    if retype or widen or rename or renamed or other or any(c.name in add for c in filled):
+    shown = [name for name in add if state.columns.get(name) == numbers.get(name)]  # was generated
+    some = any(column.name in add for column in filled)
+    if retype or widen or rename or renamed or other or shown or some:
         captured.read_again(thorough=False)
         save()
 
@@ -93,4 +95,6 @@ def redefine(
         log.alter_topic(
             state.topic, widen=widen, retype={one.name: one for one in fields_of(retype)}
         )
-    state.columns = {name: numbers[name] for name in wanted if name in numbers}
+    state.columns = {
+        name: number for name, number in numbers.items() if name in wanted or now[number].generated
+    }

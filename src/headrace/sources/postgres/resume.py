@@ -219,7 +219,8 @@ def _check_table(table: TableInfo, publication: Publication, member: int) -> Non
         )
     if name in publication.filtered:
         raise errors.TableLeftPublication(
-            f"publication '{publication.name}' has a row filter on {table.schema}.{table.name}",
+            f"publication '{publication.name}' has a row filter or a list of columns on "
+            f"{table.schema}.{table.name}",
             place=place,
         )
     if not table.identity:

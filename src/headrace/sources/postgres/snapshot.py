@@ -19,10 +19,11 @@ whole. So a table that grows as fast as it is read is done nevertheless.
 
 from __future__ import annotations
 
-import io
+import contextlib
 import select
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -31,6 +32,8 @@ import pyarrow as pa
 from psycopg import pq, sql
 from psycopg.errors import error_from_result
 from pyarrow import csv
+
+from headrace.sources.postgres.catalog import quoted
 
 CHUNK_ROWS = 50_000
 
@@ -82,17 +85,29 @@ class Wanted:
     fence: int = 0
     """All transactions before this one must have ended."""
     must_see: Collection[int] = ()
+    shape: str | None = None
+    """What `_SHAPE` says of the columns; if it is another by now, nothing is read."""
+    whole: bool = True
+    """With the tables that inherit from it, as a partitioned one."""
+
+    @property
+    def source(self) -> sql.Composable:
+        """As it stands behind FROM."""
+        name = sql.Identifier(*self.table)
+        return name if self.whole else sql.SQL("ONLY {}").format(name)
 
     def accepts(self, visible: Visible) -> bool:
         """Whether a snapshot may be used."""
         return visible.xmin >= self.fence and all(map(visible.sees, self.must_see))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Chunk:
     """Rows of a table as one snapshot saw them."""
 
-    rows: pa.RecordBatch
+    decode: Callable[[], pa.RecordBatch]
+    """Asked once, by whoever needs the rows first; others wait for that."""
+    count: int
     visible: Visible
     lsn: int
     """Publish when the stream has passed here."""
@@ -102,15 +117,28 @@ class Chunk:
     only: Sequence[Sequence[str]] | None
     bytes: int
     """As the server sent them."""
+    _rows: pa.RecordBatch | None = None
+    _decoding: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """The rows; raises what is wrong with their values."""
+        with self._decoding:
+            if self._rows is None:
+                self._rows = self.decode()
+                del self.decode  # and the text
+            return self._rows
 
 
 def read_chunk(connection: psycopg.Connection, wanted: Wanted) -> Chunk | None:
     """The rows behind a key, in its order, or those of some keys; None: not yet, try again."""
     names = sql.SQL(", ").join(map(sql.Identifier, wanted.columns))
     keys = sql.SQL(", ").join(map(sql.Identifier, wanted.key))
-    table = sql.Identifier(*wanted.table)
+    table = wanted.source
     upto = None if wanted.upto is None else list(wanted.upto)
-    with connection.transaction(), connection.cursor() as cursor:
+    rows: list[bytes] | None = None
+    unlocked = contextlib.suppress(psycopg.errors.LockNotAvailable)
+    with unlocked, connection.transaction(), connection.cursor() as cursor:
         found = begin(cursor, wanted)
         if found is None:
             return None
@@ -139,34 +167,67 @@ def read_chunk(connection: psycopg.Connection, wanted: Wanted) -> Chunk | None:
             names, table, sql.SQL(" AND ").join(conditions), keys,
             sql.Literal(wanted.limit if wanted.only is None else len(wanted.only)), FORMAT,
         )  # fmt: skip
-        data = b"".join(chain.from_iterable(copied(connection, query)))
-    texts = parsed(data, len(wanted.columns))
-    rows = len(texts[0]) if texts else 0
+        rows = [*chain.from_iterable(copied(connection, query))]
+    if rows is None:
+        return None
     last = None
-    if wanted.only is None and rows == wanted.limit:
+    if wanted.only is None and len(rows) == wanted.limit:
+        texts = parsed(rows[-1], len(wanted.columns))
         places = [list(wanted.columns).index(name) for name in wanted.key]
-        last = [texts[place][rows - 1].as_py().decode() for place in places]
-    return Chunk(wanted.decode(texts), visible, lsn, last, upto, wanted.only, len(data))
+        last = [texts[place][0].as_py().decode() for place in places]
+    return chunk_of(wanted, rows, visible, lsn, last, upto)
+
+
+def chunk_of(
+    wanted: Wanted,
+    rows: Sequence[bytes],
+    visible: Visible,
+    lsn: int,
+    last: list[str] | None,
+    upto: list[str] | None = None,
+) -> Chunk:
+    """What was read, not decoded yet."""
+    data, width = b"".join(rows), len(wanted.columns)
+    return Chunk(
+        lambda: wanted.decode(parsed(data, width)),
+        len(rows), visible, lsn, last, upto, wanted.only, len(data),
+    )  # fmt: skip
 
 
 FORMAT = sql.SQL("(FORMAT csv)")
+LOCK_SECONDS = 0.2
+"""How long a reading waits for a table that somebody has locked, before it says so."""
+_SHAPE = """
+    (select string_agg(concat_ws(' ', attnum, atttypid, atttypmod), ',' order by attnum)
+    from pg_attribute where attrelid = %s::regclass and attname = any(%s))
+"""
 
 
 def begin(cursor: psycopg.Cursor[Any], wanted: Wanted) -> tuple[Visible, int] | None:
     """Take a snapshot for this transaction; None if it does not see what it must."""
     cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    if wanted.only is None:  # or, without statistics, all rows left are sorted for each chunk
+        cursor.execute("SET LOCAL enable_sort = off")
+    cursor.execute(f"SET LOCAL lock_timeout = {int(LOCK_SECONDS * 1000)}")
     # Locked before the snapshot is taken: to an older one a rewritten table would look empty.
     cursor.execute(
         sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(sql.Identifier(*wanted.table))
     )
-    cursor.execute("SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn() - '0/0'")
-    text, lsn = cursor.fetchone() or ("", 0)
+    cursor.execute(
+        f"SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn() - '0/0', {_SHAPE}",
+        (quoted(wanted.table), list(wanted.columns)),
+    )
+    text, lsn, shape = cursor.fetchone() or ("", 0, None)
     visible = Visible.parse(text)
-    return (visible, int(lsn)) if wanted.accepts(visible) else None
+    same = shape == (wanted.shape or shape)
+    return (visible, int(lsn)) if same and wanted.accepts(visible) else None
 
 
-def copied(connection: psycopg.Connection, query: sql.Composed) -> Iterator[list[memoryview]]:
-    """Read the rows of a COPY as they come, some at a time; half the cost of psycopg's loop."""
+def copied(connection: psycopg.Connection, query: sql.Composed) -> Iterator[list[bytes]]:
+    """Read the rows of a COPY as they come, some at a time; half the cost of psycopg's loop.
+
+    As bytes: of thousands of memoryviews the garbage collector would take a third of the time.
+    """
     pg = connection.pgconn
     result = pg.exec_(query.as_bytes(connection))
     if result.status != pq.ExecStatus.COPY_OUT:
@@ -176,7 +237,7 @@ def copied(connection: psycopg.Connection, query: sql.Composed) -> Iterator[list
     while True:
         rows = []
         while (found := get(1))[0] > 0:
-            rows.append(found[1])
+            rows.append(found[1].tobytes())
         if rows:
             yield rows
         if found[0] < 0:
@@ -208,7 +269,7 @@ def parsed(data: bytes, count: int) -> list[pa.Array]:
     if not data:
         return [pa.array([], pa.binary()) for _ in names]
     table = csv.read_csv(
-        io.BytesIO(data),
+        pa.BufferReader(data),
         csv.ReadOptions(column_names=names, block_size=len(data) + 1),
         csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
         csv.ConvertOptions(

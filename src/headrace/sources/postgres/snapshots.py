@@ -49,7 +49,9 @@ import psycopg
 import pyarrow as pa
 
 from headrace import errors
-from headrace.sources.postgres.captured import Captured, with_meta
+from headrace.sources.complete import Numbers
+from headrace.sources.postgres import waits
+from headrace.sources.postgres.captured import Captured
 from headrace.sources.postgres.keyless import Whole
 from headrace.sources.postgres.snapshot import Chunk, Wanted, read_chunk
 from headrace.sources.postgres.state import STOPPED
@@ -62,9 +64,8 @@ READERS = 4
 AHEAD = 2
 """Chunks of a table that may wait, read, to be published; and of all tables, so many more than
 there are readers."""
-WAITS = "waits for transactions that began before it, or that others do not see yet"
-RETRY_SECONDS = 0.05
-"""A snapshot that does not see what it must is taken again so much later."""
+RETRY_SECONDS, LOCKED_SECONDS = 0.05, 1.0
+"""A snapshot that does not see what it must is taken again so much later; so much at most."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Progress:
     """By the planner's estimate; -1: nobody knows."""
     rate: float
     """Rows a second."""
+    waits: str = ""
+    """For whom it waits, if it does."""
 
     @property
     def seconds_left(self) -> float | None:
@@ -87,7 +90,8 @@ class Progress:
 Report = Callable[[Progress], None]
 Entry = Callable[[], AbstractContextManager[Any]]
 """An entry that leaves the resume point where it is."""
-Read = Chunk | Exception | None
+Read = Chunk | Exception | str
+"""A text says why nothing could be read yet."""
 
 
 class Readers:
@@ -108,17 +112,23 @@ class Readers:
         self._pool.submit(self._read, turn, wanted, whole)
 
     def _read(self, turn: int, wanted: Wanted, whole: Whole | None) -> None:
+        read = None
         try:
             if whole is not None:
-                self.done.put((wanted.table, turn, whole.next()))
-                return
-            with self._connection() as connection:
-                read = read_chunk(connection, wanted)
+                read = whole.next()
                 self.done.put((wanted.table, turn, read))
-                if read is not None:
-                    flushed(connection)
+            else:
+                with self._connection() as connection:
+                    read = read_chunk(connection, wanted)
+                    told: Read = read or why(connection, wanted)
+                    self.done.put((wanted.table, turn, told))
+                    if read is not None:
+                        flushed(connection)
         except Exception as error:  # noqa: BLE001 - raised where it is taken
             self.done.put((wanted.table, turn, error))
+        if read is not None:
+            with contextlib.suppress(errors.HeadraceError):  # raised where they are published
+                _ = read.rows  # decoded, while the next ones are being read
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[psycopg.Connection]:
@@ -151,6 +161,11 @@ class Readers:
             with contextlib.suppress(psycopg.Error):
                 one.cancel_safe(timeout=1.0)
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def why(connection: psycopg.Connection, wanted: Wanted) -> str:
+    """Why nothing could be read."""
+    return f"waits for {waits.for_table(connection, wanted.table, wanted.fence)}"
 
 
 def flushed(connection: psycopg.Connection) -> None:
@@ -188,6 +203,8 @@ class Snapshots:
         """Tables that a reader has in hand, and the turn."""
         self._later: dict[tuple[str, str], float] = {}
         """When a table may be tried again."""
+        self._waited: dict[tuple[str, str], float] = {}
+        """Since when it has been."""
         self._began: dict[str, tuple[float, int]] = {}
         """When a table was first read, and how many rows had been by then."""
 
@@ -207,11 +224,13 @@ class Snapshots:
             if not self._tables[name].snapshotting or self._tables[name].turn != whole.turn:
                 self._close(name)
         for name, captured in self._tables.items():
+            if captured.snapshotting and captured.chunks:
+                self._read(name, captured, control)  # while what was read before is published
             while captured.snapshotting and captured.chunks:
                 if received < captured.chunks[0].lsn:
                     break
                 self._publish(captured)
-            if captured.snapshotting and captured.differs_at is None:
+            if captured.snapshotting:
                 self._read(name, captured, control)
 
     def end(self) -> None:
@@ -227,7 +246,9 @@ class Snapshots:
     def _read(self, name: tuple[str, str], captured: Captured, control: psycopg.Connection) -> None:
         state, chunks = captured.state, captured.chunks
         if (
-            self._reading.get(name) == captured.turn
+            not captured.published
+            or captured.differs_at is not None
+            or self._reading.get(name) == captured.turn
             or len(chunks) >= (AHEAD if self._count else 1)
             or self._in_flight() >= self._count + AHEAD
             or (chunks and (chunks[-1].last is None or state.read_through))
@@ -240,18 +261,19 @@ class Snapshots:
             state.fence = int(row[0]) if row else 0
         wanted = captured.wanted(self._chunk_rows, CHUNK_BYTES)
         self._reading[name] = captured.turn
-        read: Read = None
+        read: Read
         try:
             whole = None if state.key else self._whole(name, captured, wanted)
             if whole is None and not state.key:
-                pass
+                read = why(control, wanted)
             elif self._count and not state.read_through:
                 if self._readers is None:
                     self._readers = Readers(self._dsn, self._count)
                 self._readers.start(captured.turn, wanted, whole)
                 return
             else:
-                read = read_chunk(control, wanted) if whole is None else whole.next()
+                chunk = read_chunk(control, wanted) if whole is None else whole.next()
+                read = chunk or why(control, wanted)
                 flushed(control)
         except Exception as error:  # noqa: BLE001 - judged there
             read = error
@@ -294,22 +316,32 @@ class Snapshots:
         if captured is None or captured.turn != turn or not captured.snapshotting:
             return
         if isinstance(read, psycopg.errors.UndefinedColumn | psycopg.errors.UndefinedTable):
-            read = None  # the table has changed: the capture looks for that
-        if isinstance(read, errors.TypeNotCarried | errors.ValueNotCarried):
-            self._stop(captured, read.fact)
-        elif isinstance(read, psycopg.errors.InsufficientPrivilege):
+            read = "the table has changed"  # the capture looks for that
+        if isinstance(read, psycopg.Error):
             self._stop(captured, " ".join(str(read).split()))
         elif isinstance(read, Exception):
             raise read
-        elif read is None or not all(map(read.visible.sees, captured.emptied)):
-            self._later[name] = time.monotonic() + RETRY_SECONDS
-            captured.state.reason = WAITS
+        elif isinstance(read, str) or not all(map(read.visible.sees, captured.emptied)):
+            self._wait(name, captured, read if isinstance(read, str) else "")
         else:
             captured.state.reason = ""
+            self._waited.pop(name, None)
             captured.must_see.clear()
             captured.chunks.append(read)
-            if read.rows.num_rows:
-                captured.width = read.bytes / read.rows.num_rows
+            if read.count:
+                captured.width = read.bytes / read.count
+
+    def _wait(self, name: tuple[str, str], captured: Captured, why: str) -> None:
+        """Try again soon; say why, if it takes longer."""
+        now, state = time.monotonic(), captured.state
+        began = self._waited.setdefault(name, now)
+        self._later[name] = now + min(LOCKED_SECONDS, max(RETRY_SECONDS, (now - began) / 4))
+        if now - began >= LOCKED_SECONDS and why != state.reason:
+            state.reason = why
+            with self._entry():
+                pass
+            if self._report is not None:
+                self._report(Progress(captured.name, state.rows, state.of, state.rate, why))
 
     # -- publishing -------------------------------------------------------------------------
 
@@ -321,8 +353,12 @@ class Snapshots:
 
     def _publish(self, captured: Captured) -> None:
         state, chunk = captured.state, captured.chunks.popleft()
-        rows, weight = captured.publish(chunk)
-        state.rows += chunk.rows.num_rows
+        try:
+            rows, weight = captured.publish(chunk)
+        except (errors.TypeNotCarried, errors.ValueNotCarried) as error:
+            self._stop(captured, error.fact)
+            return
+        state.rows += chunk.count
         if chunk.only is not None:
             captured.settle_pending(chunk.only)
         elif chunk.last is None:
@@ -330,11 +366,11 @@ class Snapshots:
         else:
             state.after, state.upto = chunk.last, chunk.upto
         if state.read_through and not state.pending:
-            gone = captured.finished()
-            rows = pa.concat_batches([rows, gone])
-            weight = np.concatenate([weight, np.full(gone.num_rows, -1)])
-        op = pa.repeat("r", rows.num_rows)
-        batch = with_meta(rows, weight, op, np.full(rows.num_rows, chunk.lsn), None, None)
+            gone = self._take_away(captured, chunk)
+            rows = pa.concat_batches([rows, *gone])
+            weight = np.concatenate([weight, np.full(rows.num_rows - len(weight), -1)])
+            captured.finish()
+        batch = _batch(captured, rows, weight, chunk)
         began, before = self._began[captured.name]
         seconds = time.monotonic() - began
         state.of, state.rate = captured.info.rows, (state.rows - before) / max(seconds, 1e-3)
@@ -347,6 +383,27 @@ class Snapshots:
         if self._report is not None:
             self._report(Progress(captured.name, state.rows, state.of, state.rate))
 
+    def _take_away(self, captured: Captured, chunk: Chunk) -> list[pa.RecordBatch]:
+        """Rows that are gone: many are entries of their own, the last of them are given back."""
+        some: list[pa.RecordBatch] = []
+        for rows in captured.gone():
+            some += [rows] if rows.num_rows else []
+            if sum(one.nbytes for one in some) >= CHUNK_BYTES:
+                away = pa.concat_batches(some)
+                weight = np.full(away.num_rows, -1)
+                with self._entry() as entry:
+                    entry.append(captured.state.topic, _batch(captured, away, weight, chunk))
+                some = []
+        return some
+
+
+def _batch(
+    captured: Captured, rows: pa.RecordBatch, weight: Numbers, chunk: Chunk
+) -> pa.RecordBatch:
+    """Rows as the topic has them."""
+    count = rows.num_rows
+    return captured.with_meta(rows, weight, pa.repeat("r", count), np.full(count, chunk.lsn))
+
 
 def _proof(captured: Captured, chunk: Chunk, rows: pa.RecordBatch) -> dict[str, Any]:
     """What a chunk was, to be held against the database later."""
@@ -354,7 +411,7 @@ def _proof(captured: Captured, chunk: Chunk, rows: pa.RecordBatch) -> dict[str, 
     return {
         "table": captured.name,
         "lsn": chunk.lsn,
-        "rows": chunk.rows.num_rows,
+        "rows": chunk.count,
         "published": rows.num_rows,
         "hash": int(np.bitwise_xor.reduce(found, initial=0).view(np.int64)),
         "last": None if chunk.last is None else "\t".join(chunk.last),

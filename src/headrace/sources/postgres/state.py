@@ -6,7 +6,8 @@ what came after, is in the topics of the tables that are `live`. There is no oth
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import re
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace import errors
@@ -57,6 +58,9 @@ class TableState:
     storage: str = ""
     """Its file; another one, and all rows were written anew, without a word in the stream (or
     everything is in another file for nothing, as by VACUUM FULL). Empty: any is right."""
+    labels: str = ""
+    """The last of the labels of its enums, and a hash of all: another one, and some were renamed,
+    also in a word that the stream does not have. Empty: any are right."""
     asked: int = 0
     """How often somebody has asked for a snapshot, as far as it was heard."""
 
@@ -91,7 +95,8 @@ class State:
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in the log."""
-        return {"format": FORMAT, **asdict(self)}
+        tables = {name: {**vars(one)} for name, one in self.tables.items()}
+        return {"format": FORMAT, **vars(self), "tables": tables}
 
     @classmethod
     def from_json(cls, data: dict[str, Any], name: str) -> State:
@@ -104,6 +109,27 @@ class State:
             )
         tables = {table: TableState(**one) for table, one in data.pop("tables").items()}
         return cls(tables=tables, **data)
+
+
+def full_name(schema: str, table: str) -> str:
+    """The name of a table in the state: `schema.table`; a point in the schema is `_x002E_`."""
+    return f"{schema.replace('.', '_x002E_')}.{table}"
+
+
+def topic_name(capture: str, table: str) -> str:
+    """The topic of a table (its full name): what no topic can be named is as `_x0020_`."""
+    return f"{capture}.{re.sub(r'[^A-Za-z0-9_.-]', lambda m: f'_x{ord(m[0]):04X}_', table)}"
+
+
+def table_of(name: str) -> tuple[str, str]:
+    """The schema and the table of a full name."""
+    schema, _, table = name.partition(".")
+    return schema.replace("_x002E_", "."), table
+
+
+def told_name(part: str) -> str:
+    """A part of a topic's name as the database has it."""
+    return re.sub(r"_x([0-9A-F]{4,6})_", lambda m: chr(int(m[1], 16)), part)
 
 
 def writer_name(capture: str) -> str:

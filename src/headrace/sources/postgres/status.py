@@ -19,6 +19,7 @@ import psycopg
 from headrace.clock import SystemClock
 from headrace.log.tail import last_rows
 from headrace.sources.postgres import settings as asked
+from headrace.sources.postgres import waits
 from headrace.sources.postgres.catalog import lsn_text
 from headrace.sources.postgres.prepare import one_line, patient
 from headrace.sources.postgres.snapshots import Progress
@@ -51,6 +52,7 @@ class Look:
     """Bytes that may still be written before the server gives up the slot."""
     free: int | None
     """Bytes free on the server's disk, where that is this machine's."""
+    waits: str
 
 
 @dataclass
@@ -64,6 +66,8 @@ class Status:
     """`new`, `paused`, `running`, `stopped`, `away`, or `no slot`."""
     away: str = ""
     """Why the server could not be asked."""
+    waits: str = ""
+    """For whom a statement of the capture waits at the server, if one does."""
     lsn: str | None = None
     """The log has every transaction that was committed before."""
     slot: str | None = None
@@ -89,17 +93,17 @@ def statuses(log: EmbeddedLog, names: list[str], pause: float = 1.0) -> list[Sta
     """How these captures are; their servers are looked at twice."""
     found = {name: asked.get(log, name) for name in names}
     states = {name: asked.saved_state(log, name) for name in names}
-    first = {name: _looked(found[name].dsn, states[name]) for name in names}
+    first = {name: _looked(name, found[name].dsn, states[name]) for name in names}
     seen = [name for name in names if isinstance(first[name], Look) and states[name]]
     if seen:
         time.sleep(pause)
-    second = first | {name: _looked(found[name].dsn, states[name]) for name in seen}
+    second = first | {name: _looked(name, found[name].dsn, states[name]) for name in seen}
     return [
         _status(log, name, found[name], states[name], first[name], second[name]) for name in names
     ]
 
 
-def _looked(dsn: str, state: State | None) -> Look | str:
+def _looked(name: str, dsn: str, state: State | None) -> Look | str:
     """What the server says; or why it says nothing."""
     try:
         with psycopg.connect(patient(dsn), autocommit=True) as connection:
@@ -109,7 +113,7 @@ def _looked(dsn: str, state: State | None) -> Look | str:
             behind, held, safe = (None if one is None else int(one) for one in counts)
             return Look(
                 time.monotonic(), int(lsn), active, wal_status, behind, held, safe,
-                _free(connection),
+                _free(connection), waits.for_session(connection, f"headrace {name}"),
             )  # fmt: skip
     except psycopg.Error as error:
         return one_line(error)
@@ -157,10 +161,12 @@ def _status(
     if isinstance(second, str):
         status.away = second
         status.state = "away"
-    elif status.slot is not None:
-        _add_look(status, second)
-        if isinstance(first, Look):
-            _add_growth(status, first, second)
+    else:
+        status.waits = second.waits
+        if status.slot is not None:
+            _add_look(status, second)
+            if isinstance(first, Look):
+                _add_growth(status, first, second)
     if settings.paused:
         status.state = "paused"
     return status

@@ -108,15 +108,16 @@ class Stream:
         while True:
             size, data = pg.get_copy_data(1)
             if size > 0:
-                if data[0] == XLOG_DATA:
-                    made = feed(bytes(data[XLOG_DATA_HEADER:]))
+                message = data.tobytes()  # half the time of a slice made bytes
+                if message[0] == XLOG_DATA:
+                    made = feed(message[XLOG_DATA_HEADER:])
                     if made is not None:
                         some = True
                         end = made.lsn if isinstance(made, Message) else made.end_lsn
                         self.received = max(self.received, end)
                         yield made
                     continue
-                alive = frame(bytes(data))
+                alive = frame(message)
                 assert isinstance(alive, Keepalive)
                 if not self._assembler.busy:
                     self.received = max(self.received, alive.end)
