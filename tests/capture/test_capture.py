@@ -29,6 +29,10 @@ from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.sources.postgres import settings as asked
 from headrace.sources.postgres.capture import Capture
+from headrace.sources.postgres.group import Group
+from headrace.sources.postgres.protocol import Message
+from headrace.sources.postgres.stream import Stream
+from headrace.sources.postgres.transactions import Transaction
 from tests.capture.conftest import Database
 from tests.capture.kit import TABLE, Writer, capture, differences
 
@@ -537,3 +541,30 @@ def test_a_snapshot_puts_right_what_differs(
     assert sorted((row["id"], row["_weight"]) for row in changed) == [
         (4, 1), (12, -1), (12, 1), (99, -1),
     ]  # fmt: skip
+
+
+def test_a_message_right_before_its_commit(database: Database, connect: Connect) -> None:
+    """The resume point behind a message outside of transactions is not behind what follows it.
+
+    A transaction that sends one, and then commits, has its commit right behind it: from one byte
+    further on the server leaves the whole transaction out.
+    """
+    connection = make(connect, "a")
+    connection.execute("create publication p for table a")
+    connection.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
+    with connection.transaction():
+        connection.execute("insert into a (id, part) values (1, 'm')")
+        emitted = "select pg_logical_emit_message(false, 'mine', 'x') - '0/0'"
+        (end,) = connection.execute(emitted).fetchone()
+    with Stream(database.dsn(), "s", "p", 0) as stream:
+        come = list(stream.receive(10.0))
+        while len(come) < 2:
+            come += stream.receive(10.0)
+    message, transaction = come
+    assert isinstance(message, Message)
+    assert isinstance(transaction, Transaction)
+    assert message.lsn == int(end) < transaction.end_lsn
+    assert Group([message]).end == message.lsn
+    with Stream(database.dsn(), "s", "p", Group([message]).end) as stream:
+        again = [one for one in stream.receive(10.0) if isinstance(one, Transaction)]
+    assert [one.xid for one in again] == [transaction.xid]

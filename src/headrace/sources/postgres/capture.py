@@ -316,7 +316,7 @@ class Capture:
                     rows += sum([len(change) for change in one.changes if type(change) is Rows])
                     if rows >= self._group_rows:
                         break
-                elif one.prefix != "headrace" and one.lsn >= self.state.lsn:
+                elif one.prefix != "headrace" and one.lsn > self.state.lsn:
                     group.append(one)
         return group
 

@@ -35,7 +35,9 @@ class Group:
         for one in items:
             if isinstance(one, Message):
                 self.messages.append((one, None))
-                self.end = max(self.end, one.lsn + 1)
+                # Its end, where the next record begins: that may be the commit it came from, which
+                # the server would leave out if we went on any further.
+                self.end = max(self.end, one.lsn)
                 continue
             number += 1
             self.end = max(self.end, one.end_lsn)
