@@ -37,6 +37,7 @@ from headrace.sources.postgres.capture import SESSION
 from headrace.sources.postgres.captured import PENDING_ROWS, Captured, key_texts
 from headrace.sources.postgres.catalog import lsn_text
 from headrace.sources.postgres.prepare import reached
+from headrace.sources.postgres.seen import among
 from headrace.sources.postgres.snapshot import CHUNK_ROWS, Chunk, Visible, Wanted, read_chunk
 from headrace.sources.postgres.state import LIVE, TableState, table_of
 from headrace.tables.hashing import hash64
@@ -227,7 +228,7 @@ class SourceComparison:
             return
         for batch in scan:
             first, second = self._hashes(batch)
-            there = _among(first, seen[0]) & _among(second, seen[1])
+            there = among(first, seen[0]) & among(second, seen[1])
             keys = take_rows(batch, np.flatnonzero(~there)).select(list(self.key))
             for at in range(0, keys.num_rows, PENDING_ROWS):
                 yield keys.slice(at, PENDING_ROWS)
@@ -241,14 +242,6 @@ def _read(connection: psycopg.Connection, wanted: Wanted) -> Chunk:
     while (chunk := read_chunk(connection, wanted)) is None:
         time.sleep(0.05)
     return chunk
-
-
-def _among(words: Words, sorted_words: Words) -> npt.NDArray[np.bool_]:
-    if not len(sorted_words):
-        return np.zeros(len(words), bool)
-    at = np.minimum(np.searchsorted(sorted_words, words), len(sorted_words) - 1)
-    found: npt.NDArray[np.bool_] = sorted_words[at] == words
-    return found
 
 
 def _held(

@@ -77,11 +77,12 @@ class Pass:
         keys = [rows.column(name) for name in key]
         hashes = hash64(keys, 1), hash64(keys, 2)
         there = hashes[0] % np.uint64(self._of) != self._number
-        there |= _among(hashes[0], self._sorted[0]) & _among(hashes[1], self._sorted[1])
+        there |= among(hashes[0], self._sorted[0]) & among(hashes[1], self._sorted[1])
         return rows.filter(pa.array(~there))
 
 
-def _among(words: Words, ordered: Words) -> npt.NDArray[np.bool_]:
+def among(words: Words, ordered: Words) -> npt.NDArray[np.bool_]:
+    """Which of the words are among these, which are sorted."""
     if not len(ordered):
         return np.zeros(len(words), bool)
     at = np.minimum(np.searchsorted(ordered, words), len(ordered) - 1)
