@@ -58,9 +58,10 @@ def test_what_was_skipped_is_counted_with_its_reason(
 ) -> None:
     report = tmp_path / "junit.xml"
     report.write_text(JUNIT)
-    counts, skipped = check.read_report(report)
+    counts, skipped, fallen = check.read_report(report)
     assert counts == {"passed": 1, "failed": 2, "skipped": 2}
-    check.summarise(["tests"], ["strace not found"], skipped)
+    assert len(fallen) == 2
+    check.summarise(["tests"], ["strace not found"], skipped, [])
     shown = capsys.readouterr().out
     assert "skipped: tests.a::two: no strace (2 times)" in shown
     assert "not available: strace not found" in shown
@@ -68,9 +69,31 @@ def test_what_was_skipped_is_counted_with_its_reason(
 
 
 def test_tests_that_never_started_are_not_counted_as_passed(tmp_path: Path) -> None:
-    counts, skipped = check.read_report(tmp_path / "absent.xml")
+    counts, skipped, fallen = check.read_report(tmp_path / "absent.xml")
+    assert fallen == []
     assert sum(counts.values()) == 0
     assert skipped == Counter()
+
+
+@pytest.mark.parametrize("twice", [True, False])
+def test_what_failed_is_run_again_alone_and_named_when_it_passes_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], twice: bool
+) -> None:
+    """The steps are told how they end: a first run with two failures, a second good or not."""
+
+    def passes(step: check.Step) -> bool:
+        if step.name == "tests":
+            report = next(one for one in step.command if one.startswith("--junit-xml="))
+            Path(report.partition("=")[2]).write_text(JUNIT)
+        return step.name != "tests" and not (twice and step is check.AGAIN)
+
+    monkeypatch.setattr(check, "passes", passes)
+    monkeypatch.setattr(check, "RECORD", ["true"])
+    monkeypatch.setattr(system, "provide", list)
+    assert check.main([]) == int(twice)
+    shown = capsys.readouterr().out
+    assert ("UNSTEADY: tests." in shown) is not twice
+    assert ("1 passed, 2 failed" if twice else "3 passed, 0 failed") in shown
 
 
 def test_what_the_system_lacks_is_said_and_is_no_failure(
