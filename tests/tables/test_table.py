@@ -176,7 +176,7 @@ def test_the_words_of_keys_ascend_with_the_keys() -> None:
     for _, names, make in KEYS.values():
         keys = list({make(rng) for _ in range(200)})
         types = {1: [pa.string()], 2: [pa.string(), pa.int64()]}.get(len(parts(names)))
-        if types is None or not isinstance(parts(keys[0])[0], str | None):
+        if types is None or not any(isinstance(parts(key)[0], str) for key in keys):
             continue
         ordered = in_order(keys, types)
         columns = [pa.array([parts(k)[at] for k in ordered], t) for at, t in enumerate(types)]

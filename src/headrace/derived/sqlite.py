@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,9 @@ class SQLiteTarget:
         """Open it; made if it is not there."""
         self._follower, self._loading, self.place = follower, f"{follower} loading", path
         with self._talking():
-            self._db = sqlite3.connect(path, 30, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(
+                path, timeout=30, isolation_level=None, check_same_thread=False
+            )
         with self._transaction():
             self._run("create table if not exists _headrace (name primary key, mark)")
 
@@ -58,17 +60,9 @@ class SQLiteTarget:
             if cut is not None and mark.cut is not None and cut < mark.cut:
                 raise errors.CutPassed(f"the target is at {mark.cut.through}", place=self.place)
             tables = {one.name: one for one in mark.tables}
-            refused: list[Refused] = []
-            for one in changes:
-                name = f"_new_{one.table.name}"
-                if cut is not None:
-                    name = one.table.name
-                    self._reshape(still_there(tables, name, self.place), one.table)
-                    tables[name] = one.table
-                for chunk in one.chunks():
-                    refused += self._take(one.table, name, chunk)
-            refuse(refused)
+            refuse(self._made(changes, tables, "_new_" if cut is None else ""))
             if cut is not None:
+                tables |= {one.table.name: one.table for one in changes}
                 now = replace(mark, cut=cut, tables=tuple(tables.values()))
                 self._keep(self._follower, now)
 
@@ -103,15 +97,16 @@ class SQLiteTarget:
                 self._run(f"create table {_q('_new_' + table.name)} ({columns})")
             self._keep(self._loading, replace(mark, tables=tuple(tables)))
 
-    def swap(self, epoch: int, cut: Cut, refuse: Refuse) -> None:
+    def swap(self, epoch: int, cut: Cut, changes: Sequence[Changes], refuse: Refuse) -> None:
         """See `Target`."""
         with self._transaction():
             mark, tables = self._mark(epoch), self._kept(self._loading).tables
             for table in tables:
                 self._run(f"drop table if exists {_q(table.name)}")
                 self._run(f"alter table {_q('_new_' + table.name)} rename to {_q(table.name)}")
-            refuse([])
+            refuse(self._made(changes, {one.name: one for one in mark.tables}))
             self._run("delete from _headrace where name = ?", self._loading)
+            tables += tuple(one.table for one in changes)
             self._keep(self._follower, replace(mark, cut=cut, tables=tables))
 
     # -- within a transaction ---------------------------------------------------------------
@@ -159,6 +154,18 @@ class SQLiteTarget:
         for what, column in alterations(old, new):
             if what != "type":  # SQLite's columns have no type
                 self._run(f"alter table {_q(new.name)} {what} column {_q(column.name)}")
+
+    def _made(
+        self, changes: Sequence[Changes], tables: Mapping[str, KeptTable], before: str = ""
+    ) -> list[Refused]:
+        """Make changes, to tables with `before` their names; the rows that are refused."""
+        refused = []
+        for one in changes:
+            if not before:
+                self._reshape(still_there(tables, one.table.name, self.place), one.table)
+            for chunk in one.chunks():
+                refused += self._take(one.table, before + one.table.name, chunk)
+        return refused
 
     def _take(self, table: KeptTable, name: str, chunk: pa.RecordBatch) -> list[Refused]:
         """Change the rows one by one: with a key what is there goes, else as many copies."""
