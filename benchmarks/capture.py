@@ -30,7 +30,6 @@ import headrace as hr
 from benchmarks.kit import PAIRS, Bench, arguments, progress
 from headrace.sources.postgres import catalog
 from headrace.sources.postgres.capture import Capture
-from headrace.sources.postgres.stream import Stream
 from headrace.testing.capture_case import all_live
 from headrace.testing.capture_process import Child, ended
 from headrace.testing.debezium_engine import MISSING, Engine, available
@@ -260,52 +259,54 @@ from headrace.sources.postgres.capture import Capture
 with hr.connect(sys.argv[1]) as log:
     Capture(log, "bench", sys.argv[2], ["public.t"]).run()
 """
+BARE = """
+import os, sys, time
+from headrace.sources.postgres.stream import Stream
+with Stream(sys.argv[2], "floor", "headrace_bench", 0) as stream, open(sys.argv[1], "wb", 0) as to:
+    while True:
+        if any([getattr(one, "changes", None) for one in stream.receive(1.0)]):
+            to.write(b"x" * 200)
+            os.fdatasync(to.fileno())
+            print(time.perf_counter(), flush=True)
+"""
 
 
 def freshness(bench: Bench, source: Source, folder: Path, quick: bool) -> None:
-    """From the commit at the source to the row at a reader, transactions one after the other."""
+    """From the commit at the source to the row at a reader, transactions one after the other.
+
+    Both arms sleep in a process of their own until the server has something to say: ours until our
+    reader, here, has the row; the bare loop until its file is synced, which it says with the time.
+    """
     count = 10 if quick else 100
 
-    def after_commit(come: Callable[[int], None]) -> float:
-        """The median of the milliseconds that the next row takes to come."""
+    def after_commit(program: str, place: str, come: Callable[[Any, int], float]) -> float:
+        """The median of the milliseconds until the next row has come."""
         times: list[float] = []
-        for _ in range(count + 1):  # the first one waits until all is running
-            time.sleep(0.005)
-            source.insert(1)
-            at = time.perf_counter()
-            come(source.next - 1)
-            times.append(1e3 * (time.perf_counter() - at))
+        command = [sys.executable, "-c", program, place, source.capture.dsn]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            try:
+                for _ in range(count + 1):  # the first one waits until all is running
+                    time.sleep(0.005)
+                    source.insert(1)
+                    at = time.perf_counter()
+                    times.append(1e3 * (come(child.stdout, source.next - 1) - at))
+            finally:
+                child.kill()
         return statistics.median(times[1:])
 
     def ours() -> float:
         reading = source.log.read(TOPIC, start="latest", follow=True, timeout=60)
 
-        def come(number: int) -> None:
+        def come(_: Any, number: int) -> float:
             while number not in next(reading).data.column("id").to_pylist():
                 continue
+            return time.perf_counter()
 
-        place = [str(source.log.path), source.server.dsn()]
-        with subprocess.Popen([sys.executable, "-c", CHILD, *place]) as child:
-            try:
-                return after_commit(come)
-            finally:
-                child.kill()
+        return after_commit(CHILD, str(source.log.path), come)
 
     def bare() -> float:
         source.floor()  # what is old is not to be taken for what is new
-        slot = Stream(source.capture.dsn, "floor", "headrace_bench", 0)
-        with slot as stream, open(folder / "floor", "wb", buffering=0) as file:
-
-            def come(number: int) -> None:
-                del number
-                while not any(getattr(one, "changes", None) for one in stream.receive(1.0)):
-                    continue
-                file.write(b"x" * 200)
-                os.fdatasync(file.fileno())
-
-            while list(stream.receive(0.5)):
-                continue
-            return 3 * after_commit(come)
+        return 3 * after_commit(BARE, str(folder / "floor"), lambda said, _: float(said.readline()))
 
     bench.compare(
         "commit to readable, median", ours=ours, other=bare,

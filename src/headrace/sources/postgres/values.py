@@ -50,6 +50,7 @@ import re
 from binascii import unhexlify
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -282,6 +283,16 @@ def _decimal(text: bytes, arrow: pa.DataType) -> int:
     if len(rest) != arrow.scale or abs(number) >= 10**arrow.precision:
         raise ValueError
     return number
+
+
+def _float(text: bytes, arrow: pa.DataType) -> int:
+    """The number whose bits are those of the float."""
+    plain, number = _FLOAT_BITS[arrow.bit_width]
+    bits: int = number.unpack(plain.pack(float(text)))[0]
+    return bits
+
+
+_FLOAT_BITS = {32: (Struct("<f"), Struct("<i")), 64: (Struct("<d"), Struct("<q"))}
 
 
 def _strings(texts: pa.Array, arrow: pa.DataType, column: str) -> pa.Array:
@@ -679,6 +690,7 @@ def _place(column: str) -> str:
 _ONES: dict[int, One] = {
     BOOL: lambda text, _: (b"f", b"t").index(text),
     **dict.fromkeys((INT2, INT4, INT8, OID), _integer),
+    **dict.fromkeys((FLOAT4, FLOAT8), _float),
     NUMERIC: _decimal,
     **dict.fromkeys(
         (DATE, TIMESTAMP, TIMESTAMPTZ), lambda text, arrow: _moment(text.decode(), arrow, "")
