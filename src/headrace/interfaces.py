@@ -236,8 +236,12 @@ class Target(Protocol):
     def wipe(self, epoch: int, tables: Sequence[KeptTable]) -> None:
         """Begin these tables anew, empty; what is visible stays until `swap`."""
 
-    def swap(self, epoch: int, cut: Cut, refuse: Refuse) -> None:
-        """Show what was loaded since `wipe` instead of what was there, and be at this cut."""
+    def swap(self, epoch: int, cut: Cut, changes: Sequence[Changes], refuse: Refuse) -> None:
+        """Show what was loaded since `wipe` instead of what was there, and be at this cut.
+
+        `changes` name the tables that stay, and are made to them as by `apply`. A table that is in
+        neither is left alone from here on, and is no longer in the mark.
+        """
 
     def close(self) -> None:
         """Let it go."""

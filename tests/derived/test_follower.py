@@ -8,6 +8,7 @@ pipeline), and hardware.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -32,8 +33,10 @@ import headrace as hr
 from headrace import errors
 from headrace.derived import aside, cuts
 from headrace.derived.follower import Follower
+from headrace.derived.postgres import PostgresTarget
 from headrace.derived.rows import added_up, expected, kept_table
 from headrace.derived.shape import alterations
+from headrace.derived.sqlite import SQLiteTarget
 from headrace.derived.wait import followers, mark_of, wait
 from headrace.interfaces import Cut, Kept
 from headrace.log.embedded.log import EmbeddedLog
@@ -698,6 +701,80 @@ def test_a_table_that_is_kept_again_has_missed_nothing(log: EmbeddedLog, tmp_pat
         checked(log, kept)
     with Follower(log, both) as follower, pytest.raises(errors.TableNotOurs):
         follower.run("caught up")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_table_that_is_kept_too_is_loaded_alone(
+    log: EmbeddedLog,
+    kind: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others go on to the cut at which it is loaded, also where they get another column."""
+    bank = Bank(log)
+    bank.change({n: {"owner": "a", "balance": n} for n in range(9)})
+    bank.commit()
+    target: Any = hr.SQLite(str(tmp_path / "t.db"))
+    if kind == "postgres":
+        target = hr.Table(request.getfixturevalue("database").dsn(), schema="kept")
+    wiped: list[list[str]] = []
+    for one in (SQLiteTarget, PostgresTarget):
+        wipe: Any = one.wipe
+
+        def told(self: Any, epoch: int, tables: Any, wipe: Any = wipe) -> None:
+            wiped.append([table.name for table in tables])
+            wipe(self, epoch, tables)
+
+        monkeypatch.setattr(one, "wipe", told)
+    everything = kept_in(target)
+    topics = {"accounts": ACCOUNTS, "bag": "p.bag"}
+    first = replace(everything, topics=topics, views=frozenset({"p.bag"}))
+    for kept in (
+        first,
+        everything,
+        replace(everything, topics={"accounts": ACCOUNTS, "total": "p.total"}),
+    ):
+        with Follower(log, kept) as follower:
+            follower.run("caught up")
+        checked(log, kept)
+        bank.change({3: None, 4: {"owner": "b", "balance": len(kept.topics)}})
+        log.alter_topic(ACCOUNTS, add=f"more{len(wiped)} string")
+        bank.commit()
+    assert wiped == [["accounts", "bag"], ["total"], []]
+    assert {one.name for one in mark_of(kept).tables} == {"accounts", "total"}
+
+
+def test_while_a_table_is_added_death_at_every_statement_leaves_the_others_right(
+    log: EmbeddedLog, database: Database
+) -> None:
+    bank = Bank(log)
+    bank.change({n: {"owner": "ab"[n % 2], "balance": n} for n in range(4)})
+    bank.commit()
+    everything = kept_in(Mortal(database.dsn(), "first"))
+    topics = {"accounts": ACCOUNTS, "total": "p.total"}
+    for at in range(1, 100):
+        mortal = Mortal(database.dsn(), f"kept{at}")
+        fewer = replace(everything, topics=topics, views=frozenset({"p.total"}), target=mortal)
+        with Follower(log, fewer) as follower:
+            follower.run("caught up")
+        bank.change({at % 5: {"owner": "c", "balance": at}, 1: {"owner": "a", "balance": -at}})
+        bank.commit()
+        mortal.fuse = Fuse(at, after=bool(at % 2))
+        more = replace(everything, target=mortal)
+        follower = Follower(log, more)
+        with contextlib.suppress(Killed):
+            follower.run("caught up")
+        follower.close()
+        died, mortal.fuse = mortal.fuse.dead, Fuse()
+        checked(log, more)
+        with Follower(log, more) as last:
+            last.run("caught up")
+        checked(log, more)
+        assert len(mark_of(more).tables) == 3
+        if not died:
+            break
+    assert at > 15
 
 
 def test_a_load_does_not_go_back(log: EmbeddedLog, tmp_path: Path) -> None:

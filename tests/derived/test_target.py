@@ -14,6 +14,7 @@ import pytest
 
 import headrace as hr
 from headrace import errors
+from headrace.derived import postgres_merging
 from headrace.derived.follower import Follower
 from headrace.derived.sqlite import SQLiteTarget
 from headrace.interfaces import Kept, Target
@@ -21,8 +22,12 @@ from headrace.testing.target_suite import CHECKS, Open
 from tests.capture.conftest import Database
 
 
-@pytest.fixture(params=["postgres", "sqlite"])
-def open_target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+@pytest.fixture(params=["postgres", "postgres by COPY", "sqlite"])
+def open_target(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Open]:
+    if request.param == "postgres by COPY":
+        monkeypatch.setattr(postgres_merging, "FEW", 0)
     if request.param == "sqlite":
         place: hr.Table | hr.SQLite = hr.SQLite(str(tmp_path / "target.db"))
     else:

@@ -51,7 +51,7 @@ def loaded(log: EmbeddedLog, kept: Kept) -> None:
     for table in tables:
         changes = Changes(table, lambda table=table: loading(log, table, cut))  # type: ignore[misc]
         target.apply(epoch, None, [changes], _none)
-    target.swap(epoch, cut, _none)
+    target.swap(epoch, cut, [], _none)
     target.close()
 
 

@@ -224,10 +224,7 @@ class Between:
                 yield part
 
     def _large(self, cut: Cut) -> Step:
-        changes = [
-            Changes(table, _streamed(self._log, table, self._cut, cut))
-            for table in self._tables.values()
-        ]
+        changes = [streamed(self._log, one, self._cut, cut) for one in self._tables.values()]
         return Step(cut, changes, LARGE_ROWS, large=True)
 
     def close(self) -> None:
@@ -240,14 +237,12 @@ def _once(batch: pa.RecordBatch) -> Callable[[], Iterator[pa.RecordBatch]]:
     return lambda: iter([batch])
 
 
-def _streamed(
-    log: EmbeddedLog, table: KeptTable, before: Cut, cut: Cut
-) -> Callable[[], Iterator[pa.RecordBatch]]:
-    """The changes of one topic, read when they are asked for."""
+def streamed(log: EmbeddedLog, table: KeptTable, before: Cut, cut: Cut) -> Changes:
+    """The changes of one topic, any number, read when they are asked for; raises `NewVersion`."""
+    version = log.topic(table.topic).schema.version
 
     def chunks() -> Iterator[pa.RecordBatch]:
         parts: list[Part] = []
-        version = log.topic(table.topic).schema.version
         for batch in log.read(table.topic, after=table.at(before), through=table.at(cut)):
             if batch.schema_version != version:
                 raise NewVersion
@@ -258,7 +253,7 @@ def _streamed(
         if parts:
             yield _looked_up(log, _added(table, parts), table, cut)
 
-    return chunks
+    return Changes(table, chunks)
 
 
 def _looked_up(

@@ -3,7 +3,8 @@
 ::
 
     open:  claim the name in the log (epoch), claim the target with it, read the target's cut
-    load:  nothing there, or a table is missing: wipe, load all tables at the newest cut, swap
+    load:  tables are missing, or all: wipe, load them at the newest cut, swap; the others step on
+           to that cut in the same transaction
     step:  cuts after it -> changes added up -> one transaction in the target, with cut and epoch
 
 **Killed anywhere.** The target's cut is the only memory of progress, and it moves with the data. So
@@ -36,10 +37,10 @@ import pyarrow as pa
 
 from headrace import errors
 from headrace.derived import aside
-from headrace.derived.cuts import Between, Commits, NewVersion
+from headrace.derived.cuts import Between, Commits, NewVersion, streamed
 from headrace.derived.postgres_text import from_json
 from headrace.derived.rows import MANY, WEIGHT, current, kept_tables, loading, row_ids
-from headrace.derived.shape import must_load
+from headrace.derived.shape import to_load
 from headrace.interfaces import Changes, Cut, Kept, KeptTable, Mark, Refused, Target
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.writer import Writer
@@ -91,6 +92,8 @@ class Follower:
         self._target: Target | None = None
         self._mark = Mark(0, None, "", ())
         self._tables: list[KeptTable] = []
+        self._missing: list[KeptTable] = []
+        """Those that must be loaded."""
         self._commits: Commits | None = None
         self._between: Between | None = None
         self._cuts: deque[Cut] = deque()
@@ -264,7 +267,9 @@ class Follower:
             self._say("waiting for the views")
             return False
         cut, have = self._mark.cut, {one.name: one for one in self._mark.tables}
-        if cut is None or self._must_load():
+        self._missing = self._to_load()
+        # What is kept no longer stands still: it must be forgotten, or would be taken for right.
+        if cut is None or self._missing or have.keys() - self.kept.topics.keys():
             if self._commits is None:
                 self._commits = Commits(self.log, self.kept, 0)
             return True
@@ -275,9 +280,9 @@ class Follower:
         self._say("following")
         return True
 
-    def _must_load(self) -> bool:
+    def _to_load(self) -> list[KeptTable]:
         try:
-            return must_load(self._mark.tables, self._tables)
+            return to_load(self._mark.tables, self._tables)
         except errors.TargetStopped as error:
             schema = getattr(self.kept.target, "schema", "")
             if schema:  # a table of that name may be elsewhere too: the captured one
@@ -295,7 +300,10 @@ class Follower:
     # -- what a target is given -------------------------------------------------------------
 
     def _load(self) -> bool:
-        """Load everything at the newest cut; False if there is none that can be shown."""
+        """Load what is missing at the newest cut, with the changes of all else up to it.
+
+        False if there is no cut that can be shown.
+        """
         assert self._target is not None
         assert self._writer is not None
         if not self._cuts:
@@ -310,18 +318,23 @@ class Follower:
         self._say("loading")
         refused: list[Refused] = []
         epoch = self._writer.epoch
+        changes = [
+            streamed(self.log, one, self._mark.cut or cut, cut)
+            for one in self._tables
+            if one not in self._missing
+        ]
         try:
-            self._target.wipe(epoch, self._tables)
-            for table in self._tables:
+            self._target.wipe(epoch, self._missing)
+            for table in self._missing:
                 change = Changes(table, _loading(self.log, table, cut))
                 self._target.apply(epoch, None, [change], refused.extend)
+            self._apply(cut, changes, loaded=refused)
         except errors.BadPosition:  # an older generation of a topic: a later cut will do
             self._say("waiting for the views")
             return False
-        self._target.swap(
-            epoch, cut, lambda more: self._note([*refused, *more], list(self._aside), cut)
-        )
-        self._applied(cut, self._tables)
+        except NewVersion:
+            self._cuts.append(cut)
+            return True
         self._begin()
         return True
 
@@ -336,7 +349,7 @@ class Follower:
             back = one.topic in kept and one.at(cut) < one.at(shown)
             if back and self._has(one.topic, one.at(cut), one.at(shown)):
                 return True
-        captured = [one.topic for one in self._tables if not one.view]
+        captured = [one.topic for one in self._missing if not one.view]
         captured = [one for one in captured if self.log.topic(one).kind == "changes"]
         return self._being_read(captured) or any(
             self._has(one, cut.through, self.log.position, first=True) for one in captured
@@ -381,25 +394,35 @@ class Follower:
         self._write_pending()
         return self._mark.cut
 
-    def _apply(self, cut: Cut, changes: Sequence[Changes]) -> None:
+    def _apply(
+        self, cut: Cut, changes: Sequence[Changes], loaded: Sequence[Refused] | None = None
+    ) -> None:
+        """Make changes; `loaded`: show what was loaded too, of which these rows were refused."""
         assert self._target is not None
         assert self._writer is not None
         touched = self._touched(changes) if self._aside else []
         # Of a multiset a change says nothing of the copies set aside: they are looked at anew.
         bags = {one.table.name for one in changes if not one.table.key}
         keyed = [key for key in touched if key[0] not in bags]
-        self._target.apply(
-            self._writer.epoch, cut, changes, lambda found: self._note(found, keyed, cut)
-        )
+        tables = {one.table.name: one.table for one in changes}
+        if loaded is None:
+            tables = {one.name: one for one in self._mark.tables} | tables
+            self._target.apply(
+                self._writer.epoch, cut, changes, lambda found: self._note(found, keyed, cut)
+            )
+        else:
+            keyed += [key for key in self._aside if key[0] not in tables]
+            tables |= {one.name: one for one in self._missing}
+            self._target.swap(
+                self._writer.epoch,
+                cut,
+                changes,
+                lambda found: self._note([*loaded, *found], keyed, cut),
+            )
         for key in touched:
             if key[0] in bags and key in self._aside:
                 self._aside[key]["asked"] = True
-        tables = {one.name: one for one in self._mark.tables}
-        tables |= {one.table.name: one.table for one in changes}
-        self._applied(cut, list(tables.values()))
-
-    def _applied(self, cut: Cut, tables: Sequence[KeptTable]) -> None:
-        self._mark = replace(self._mark, cut=cut, tables=tuple(tables))
+        self._mark = replace(self._mark, cut=cut, tables=tuple(tables.values()))
         self._pending = None
         self._written = time.monotonic()
 

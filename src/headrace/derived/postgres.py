@@ -12,7 +12,7 @@
 and goes on from it. **Two followers**: a claim raises the epoch; whoever holds an older one finds
 that out under the lock of the row, before it has changed anything (`Fenced`).
 
-**First load.** `wipe` begins `_new_TABLE`, `swap` renames it. Where the table is there already it
+**Loading.** `wipe` begins `_new_TABLE`, `swap` renames it. Where the table is there already it
 stays, with everybody's indexes and views, and is made equal by its differences, which is visible at
 once and to all, also to transactions that are older; a renamed table would seem empty to these.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import psycopg
@@ -46,7 +46,10 @@ class PostgresTarget(Merging):
         """See `Target`; a claim makes the schema and the table `_headrace`."""
         with self._transaction():
             if epoch is None:
-                found = self._run("select to_regclass({name})", name=sql.Literal(self._headrace))
+                found = self._run(
+                    "select to_regclass({name})",
+                    name=sql.Literal(self._table("_headrace").as_string()),
+                )
                 if found.fetchone() == (None,):
                     return Mark(0, None, "", ())
                 return self._read_mark()
@@ -59,7 +62,7 @@ class PostgresTarget(Merging):
                 "at timestamptz)"
             )
             claimed = self._run(
-                "insert into {schema}._headrace as h (follower, epoch, log) values (%s, %s, %s) "
+                "insert into {schema}._headrace as h (follower, epoch, log) values ($1, $2, $3) "
                 "on conflict (follower) do update set epoch = excluded.epoch "
                 "where h.epoch < excluded.epoch",
                 *(self._follower, epoch, log),
@@ -89,7 +92,7 @@ class PostgresTarget(Merging):
         self, epoch: int, cut: Cut | None, changes: Sequence[Changes], refuse: Refuse
     ) -> None:
         """See `Target`."""
-        with self._transaction():
+        with self._transaction(pipeline=cut is not None):
             mark = self._locked(epoch)
             if cut is not None and mark.cut is not None and cut < mark.cut:
                 raise errors.CutPassed(f"the target is at {mark.cut.through}", place=self.place)
@@ -97,9 +100,7 @@ class PostgresTarget(Merging):
                 refused = [self._as_refused(*one) for each in changes for one in self._load(each)]
             else:
                 tables = {one.name: one for one in mark.tables}
-                for one in changes:
-                    old = still_there(tables, one.table.name, self.place)
-                    tables[one.table.name] = self._reshaped(old, one.table)
+                tables |= self._reshaped(tables, changes)
                 refused = self._merged(changes)
             refuse(refused)
             if cut is not None:
@@ -107,15 +108,23 @@ class PostgresTarget(Merging):
 
     def _now_at(self, cut: Cut, tables: Sequence[KeptTable]) -> None:
         self._run(
-            "update {schema}._headrace set through = %s, position = %s, tables = %s, at = now() "
-            "where follower = %s",
+            "update {schema}._headrace set through = $1, position = $2, tables = $3, at = now() "
+            "where follower = $4",
             *(cut.through, cut.position, _json(tables), self._follower),
         )
 
-    def _reshaped(self, old: KeptTable, new: KeptTable) -> KeptTable:
-        """Give a table the columns of a newer schema version."""
+    def _reshaped(
+        self, tables: Mapping[str, KeptTable], changes: Sequence[Changes]
+    ) -> dict[str, KeptTable]:
+        """Give tables the columns that changes come with; the tables as they are then."""
+        for one in changes:
+            self._reshape(still_there(tables, one.table.name, self.place), one.table)
+        return {one.table.name: one.table for one in changes}
+
+    def _reshape(self, old: KeptTable, new: KeptTable) -> None:
         table = self._table(new.name)
         if steps := alterations(old, new):
+            self._one_by_one()
             self._hurry()
         for what, column in steps:
             name, kind = sql.Identifier(column.name), raw(type_of(column))
@@ -138,7 +147,6 @@ class PostgresTarget(Merging):
                     if what == "drop":
                         stopped.fix = f"{text} cascade"
                 raise stopped from error
-        return new
 
     # -- the first load ---------------------------------------------------------------------
 
@@ -167,7 +175,7 @@ class PostgresTarget(Merging):
                     ),
                 )
             self._run(
-                "update {schema}._headrace set loading = %s where follower = %s",
+                "update {schema}._headrace set loading = $1 where follower = $2",
                 *(_json(tables), self._follower),
             )
 
@@ -179,21 +187,22 @@ class PostgresTarget(Merging):
         chunks = change.chunks()
         return [one for rows in chunks for one in self._halved(table, rows, loading=True)]
 
-    def swap(self, epoch: int, cut: Cut, refuse: Refuse) -> None:
+    def swap(self, epoch: int, cut: Cut, changes: Sequence[Changes], refuse: Refuse) -> None:
         """See `Target`."""
         with self._transaction():
             mark = self._locked(epoch)
             row = self._run(
-                "select loading from {schema}._headrace where follower = %s", self._follower
+                "select loading from {schema}._headrace where follower = $1", self._follower
             ).fetchone()
             assert row is not None
             tables = [KeptTable.from_json(one) for one in row[0]]
             before = {one.name: one for one in mark.tables}
-            refused: list[Refused] = []
+            stay = self._reshaped(before, changes)
+            refused = self._merged(changes)
             for table in tables:
                 self._index(table)
                 if table.name in before:
-                    self._reshaped(before[table.name], table)
+                    self._reshape(before[table.name], table)
                     refused += self._made_equal(table)
                 else:
                     self._run(
@@ -204,12 +213,13 @@ class PostgresTarget(Merging):
                 says = f"kept by Headrace, follower {self._follower}, which alone writes to it"
                 self._run("comment on table {t} is {c}", t=self._table(table.name), c=says)
                 self._run("analyze {t}", t=self._table(table.name))
+            tables += stay.values()
             for name in before.keys() - {table.name for table in tables}:
                 says = f"once kept by Headrace, follower {self._follower}, and no longer"
                 self._run("comment on table {t} is {c}", t=self._table(name), c=says)
             refuse(refused)
             self._run(
-                "update {schema}._headrace set loading = '[]' where follower = %s", self._follower
+                "update {schema}._headrace set loading = '[]' where follower = $1", self._follower
             )
             self._now_at(cut, tables)
 
@@ -233,7 +243,7 @@ class PostgresTarget(Merging):
         new, live = self._table(f"_new_{table.name}"), self._table(table.name)
         same = "t.{n} is not distinct from d.{n}" if table.key else "t.{n} = d.{n}"
         row = self._run(
-            "select attnotnull from pg_attribute where attrelid = {t}::regclass and attname = %s",
+            "select attnotnull from pg_attribute where attrelid = {t}::regclass and attname = $1",
             keys[0],
             t=sql.Literal(live.as_string(self._connection)),
         ).fetchone()

@@ -1,5 +1,9 @@
 """Changes of tables in a PostgreSQL target, by COPY and MERGE; in halves where a row is refused.
 
+**Few rows** are values of the MERGE itself: all statements of a cut can then be sent at once, and
+the server knows how few they are. Of a temporary table it would guess a thousand, and would read a
+table of some ten thousand rows from end to end to find three of them.
+
 **Refused rows.** When a MERGE fails by the fault of a row (a constraint, a trigger, a value that
 the type does not have), the tables go back to the savepoint and are taken in halves, each in its
 savepoint, until the rows are known. Now keys are deleted and inserted instead of merged, so that
@@ -27,12 +31,22 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from headrace.derived.postgres_reading import Reading
-from headrace.derived.postgres_session import columns_of, each, is_refusal, line_of, names_of
-from headrace.derived.postgres_text import as_csv
+from headrace.derived.postgres_session import (
+    columns_of,
+    each,
+    is_refusal,
+    line_of,
+    names_of,
+    quoted,
+    raw,
+)
+from headrace.derived.postgres_text import as_array, as_csv, type_of
 from headrace.derived.rows import WEIGHT, row_ids
 from headrace.interfaces import Changes, KeptTable, Refused
 from headrace.model.json_values import json_values
 
+FEW = 1000
+"""So many rows at most are values of a statement."""
 Failed = tuple[KeptTable, pa.RecordBatch, psycopg.Error]
 
 
@@ -40,21 +54,24 @@ class Merging(Reading):
     """Makes changes to tables, within a transaction."""
 
     def _merged(self, changes: Sequence[Changes]) -> list[Refused]:
-        for one in changes:
-            self._temp(one.table)
         self._run("savepoint fast")
         try:
             for one in changes:
                 for chunk in one.chunks():
                     self._merge(one.table, one.table.name, chunk)
             self._run("set constraints all immediate")
+            self._done()
         except psycopg.Error as error:
             if not is_refusal(error):
                 raise
+            self._one_by_one()
             self._back_to("fast")
         else:
             return []
         self._row_by_row()
+        self._temps.clear()  # those that were made since are gone
+        for one in changes:
+            self._temp(one.table)
         failed: list[Failed] = []
         for one in changes:
             for chunk in one.chunks():
@@ -67,7 +84,7 @@ class Merging(Reading):
         self._run("set constraints all immediate")
         found = self._run(
             "select c.relname from pg_constraint f join pg_class c on c.oid = f.confrelid join "
-            "pg_namespace n on n.oid = c.relnamespace where f.contype = 'f' and n.nspname = %s",
+            "pg_namespace n on n.oid = c.relnamespace where f.contype = 'f' and n.nspname = $1",
             self._schema,
         )
         self._pointed_at = {name for (name,) in found.fetchall()}
@@ -134,7 +151,8 @@ class Merging(Reading):
         if not table.key:
             row["_row"] = row_ids(own)[0].as_py().hex()
         reason = " ".join(filter(None, [line_of(error), error.diag.message_detail]))
-        return Refused(table, row, rows.column(WEIGHT)[0].as_py(), reason, error.sqlstate or "")
+        code = error.sqlstate or "22021"  # a NUL in a text, which psycopg does not send
+        return Refused(table, row, rows.column(WEIGHT)[0].as_py(), reason, code)
 
     # -- one table --------------------------------------------------------------------------
 
@@ -191,19 +209,20 @@ class Merging(Reading):
         if not rows.num_rows:
             return
         names = table.schema.names
-        temp = self._fill(table, rows)
+        source, values = self._source(table, rows)
         parts = {
             "t": self._table(name),
-            "d": temp,
+            "d": source,
             "same": each(same, table.key, " and "),
             "names": names_of(names),
             "values": names_of(names, "d."),
         }
         if replace:
-            self._run("delete from {t} t using {d} d where {same}", **parts)
-            self._run(
-                "insert into {t} ({names}) select {values} from {d} d where _weight > 0", **parts
+            self._run("delete from {t} t using {d} d where {same}", *values, **parts)
+            insert: LiteralString = (
+                "insert into {t} ({names}) select {values} from {d} d where _weight > 0"
             )
+            self._run(insert, *values, **parts)
             return
         others = [one for one in names if one not in table.key]
         update: sql.Composable = sql.SQL("do nothing")
@@ -213,15 +232,18 @@ class Merging(Reading):
             "merge into {t} t using {d} d on {same} "
             "when matched and d._weight < 0 then delete when matched then {update} "
             "when not matched and d._weight > 0 then insert ({names}) values ({values})",
+            *values,
             **parts,
             update=update,
         )
 
     def _merge_multiset(self, table: KeptTable, name: str, rows: pa.RecordBatch) -> None:
         names = table.schema.names
+        ids = [str(UUID(bytes=one)) for one in row_ids(rows.select(names)).to_pylist()]
+        source, values = self._source(table, rows.append_column("_row", pa.array(ids)))
         parts = {
             "t": self._table(name),
-            "d": self._fill(table, rows),
+            "d": source,
             "names": names_of(names),
             "values": names_of(names, "d."),
         }
@@ -229,33 +251,47 @@ class Merging(Reading):
         self._run(
             "delete from {t} t using {d} d where d._weight < 0 and t._row = d._row and t._copy > "
             "(select count(*) from {t} h where h._row = d._row) + d._weight",
+            *values,
             **parts,
         )
         self._run(
             "insert into {t} ({names}, _row, _copy) select {values}, d._row, "
             "(select count(*) from {t} h where h._row = d._row) + _c "
             "from {d} d cross join generate_series(1, d._weight) _c where d._weight > 0",
+            *values,
             **parts,
         )
 
-    def _fill(self, table: KeptTable, rows: pa.RecordBatch) -> sql.Composed:
-        """Changes into the temporary table."""
+    def _source(self, table: KeptTable, rows: pa.RecordBatch) -> tuple[sql.Composable, list[str]]:
+        """Where a statement finds changes: few are its values, more are in the temporary table.
+
+        Of a row that is gone the key is enough, and all that the target must be able to take.
+        """
+        there = pc.greater(rows.column(WEIGHT), 0)
+        needed = {*table.key, WEIGHT} if table.key else {*rows.schema.names}
+        if rows.num_rows <= FEW:
+            kinds = {one.name: type_of(one) for one in table.columns}
+            kinds |= {"_row": "uuid", WEIGHT: "bigint"}
+            values, arrays, names = [], [], []
+            for at, (name, column) in enumerate(zip(rows.schema.names, rows.columns, strict=True)):
+                if name not in needed:
+                    column = pc.if_else(there, column, pa.scalar(None, column.type))  # noqa: PLW2901
+                values.append(as_array(column))
+                arrays.append(f"${at + 1}::text[]")
+                names.append(f"_{at}::{kinds[name]} as {quoted(name)}")
+            numbers = ", ".join(f"_{at}" for at in range(len(names)))
+            made = f"select {', '.join(names)} from unnest({', '.join(arrays)}) x({numbers})"  # noqa: S608
+            return raw(f"({made})"), values
         temp = self._temp(table)
         self._used.add(f"_changes_{table.name}"[:60])
-        names = table.schema.names
         if not table.key:
-            ids = [str(UUID(bytes=one)) for one in row_ids(rows.select(names)).to_pylist()]
-            rows = rows.append_column("_row", pa.array(ids))
             self._copy(temp, rows.schema.names, as_csv(rows))
-            return temp
-        there = pc.greater(rows.column(WEIGHT), 0)
-        here, gone = rows.filter(there), rows.filter(pc.invert(there))
-        if here.num_rows:
-            self._copy(temp, here.schema.names, as_csv(here))
-        if gone.num_rows:  # its key is enough, and all that the target must be able to take
-            gone = gone.select([*table.key, WEIGHT])
-            self._copy(temp, gone.schema.names, as_csv(gone))
-        return temp
+            return temp, []
+        here, gone = rows.filter(there), rows.filter(pc.invert(there)).select([*table.key, WEIGHT])
+        for some in (here, gone):
+            if some.num_rows:
+                self._copy(temp, some.schema.names, as_csv(some))
+        return temp, []
 
     def _allow_nulls(self, table: KeptTable, name: str) -> None:
         """Turn the primary key into one that may be null."""
@@ -264,7 +300,7 @@ class Merging(Reading):
         row = self._run(
             "select conname from pg_constraint where contype = 'p' and conrelid = "
             "(select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace "
-            "where n.nspname = %s and c.relname = %s)",
+            "where n.nspname = $1 and c.relname = $2)",
             *(self._schema, name),
         ).fetchone()
         if row is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 from collections.abc import Iterator, Sequence
 from uuid import UUID
 
@@ -21,24 +23,24 @@ class Reading(Session):
 
     def _read_mark(self, *, lock: bool = False) -> Mark:
         row = self._run(
-            "select epoch, through, position, log, (select coalesce(jsonb_agg(e order by o), '[]') "
+            "select epoch, through, position, log, (select jsonb_agg(e order by o)::text "
             "from jsonb_array_elements(tables) with ordinality as x(e, o) where exists (select "
             "from pg_class c join pg_namespace n on n.oid = c.relnamespace "
-            "where n.nspname = %s and c.relname = e->>'name')) "
-            "from {schema}._headrace where follower = %s {lock}",
+            "where n.nspname = $1 and c.relname = e->>'name')) "
+            "from {schema}._headrace where follower = $2 {lock}",
             *(self._schema, self._follower),
             lock=raw("for update" if lock else ""),
         ).fetchone()
         if row is None:
             return Mark(0, None, "", ())
         epoch, through, position, log, tables = row
-        there = tuple(KeptTable.from_json(one) for one in tables)
-        return Mark(epoch, None if through is None else Cut(through, position), log, there)
+        cut = None if through is None else Cut(through, position)
+        return Mark(epoch, cut, log, _tables(tables or "[]"))
 
     def _is_there(self, name: str) -> bool:
         row = self._run(
             "select 1 from pg_class c join pg_namespace n on n.oid = c.relnamespace "
-            "where n.nspname = %s and c.relname = %s",
+            "where n.nspname = $1 and c.relname = $2",
             *(self._schema, name),
         ).fetchone()
         return row is not None
@@ -104,6 +106,11 @@ class Reading(Session):
                 made = f"format('%s', {made}) collate \"C\""  # as it is written: see `selected`
             order.append(made if (key,) in found else f"{made} nulls first")
         return order
+
+
+@functools.lru_cache(maxsize=8)
+def _tables(text: str) -> tuple[KeptTable, ...]:
+    return tuple(KeptTable.from_json(one) for one in json.loads(text))
 
 
 def _beyond(keys: Sequence[str], bound: Key) -> sql.Composed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, LiteralString
 
 import psycopg
@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {
     "application_name": "headrace follower",
     "options": "-c DateStyle=ISO,MDY -c IntervalStyle=iso_8601 -c TimeZone=UTC "
     "-c extra_float_digits=1 -c bytea_output=hex -c client_encoding=UTF8 -c search_path= "
-    "-c lock_timeout=60s",
+    "-c lock_timeout=60s -c plan_cache_mode=force_custom_plan",
 }
 REFUSALS = ("22", "23", "44", "54", "P0")
 """Classes of SQLSTATE that are a row's fault: data, integrity, check option, limits, raise."""
@@ -32,21 +32,21 @@ PASSING = ("08", "25P03", "40", "53", "55", "57")
 CANNOT_CONNECT = ("does not exist", "authentication failed", "no pg_hba.conf entry")
 LACKS: LiteralString = """
 with me as (select current_user u, current_database() d, s.n, to_regnamespace(quote_ident(s.n)) o,
-        (select min(oid::regclass::text) from pg_class where relname = any(%s) and not
+        (select min(oid::regclass::text) from pg_class where relname = any($1) and not
             pg_has_role(relowner, 'usage') and relnamespace = to_regnamespace(quote_ident(s.n))) t
-    from (select %s::text n) s)
+    from (select $2::text n) s)
 select what, fix from me, lateral (values
     (1, pg_is_in_recovery() or current_setting('transaction_read_only')::bool,
         'it can only be read', 'keep it in a server that takes writes'),
     (2, not has_database_privilege(d, 'temp'), u || ' may not make temporary tables',
-        format('grant temporary on database %%I to %%I', d, u)),
+        format('grant temporary on database %I to %I', d, u)),
     (3, o is null and not has_database_privilege(d, 'create'), u || ' may not make schema ' || n,
-        format('grant create on database %%I to %%I', d, u)),
+        format('grant create on database %I to %I', d, u)),
     (4, not (has_schema_privilege(o, 'create') and has_schema_privilege(o, 'usage')),
         u || ' may not make tables in schema ' || n,
-        format('grant usage, create on schema %%I to %%I', n, u)),
-    (5, t is not null, format('table %%s is not of %%s', t, u),
-        format('alter table %%s owner to %%I', t, u))
+        format('grant usage, create on schema %I to %I', n, u)),
+    (5, t is not null, format('table %s is not of %s', t, u),
+        format('alter table %s owner to %I', t, u))
 ) x(place, wrong, what, fix) where wrong order by place limit 1"""
 
 
@@ -65,24 +65,29 @@ def raw(text: str) -> sql.SQL:
     return sql.SQL(text)
 
 
-def names_of(names: Sequence[str], before: str = "") -> sql.Composed:
+def quoted(name: str) -> str:
+    """A name as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def names_of(names: Sequence[str], before: str = "") -> sql.SQL:
     """Names in a list, each with `before` in front: `d."a", d."b"`."""
-    return sql.SQL(", ").join(raw(before) + sql.Identifier(name) for name in names)
+    return raw(", ".join(before + quoted(name) for name in names))
 
 
-def each(form: LiteralString, names: Sequence[str], between: LiteralString) -> sql.Composed:
+def each(form: LiteralString, names: Sequence[str], between: LiteralString) -> sql.SQL:
     """A form for each name, with `{n}` in it, joined."""
-    return sql.SQL(between).join(sql.SQL(form).format(n=sql.Identifier(name)) for name in names)
+    return raw(between.join(form.replace("{n}", quoted(name)) for name in names))
 
 
-def columns_of(table: KeptTable) -> sql.Composed:
+def columns_of(table: KeptTable) -> sql.SQL:
     """The columns of a table; texts of a key are compared byte by byte, as everywhere in a log."""
     made = []
     for column in table.columns:
         kind = type_of(column)
         collation = ' collate "C"' if column.name in table.key and kind == "text" else ""
-        made.append(sql.Identifier(column.name) + raw(f" {kind}{collation}"))
-    return sql.SQL(", ").join(made)
+        made.append(f"{quoted(column.name)} {kind}{collation}")
+    return raw(", ".join(made))
 
 
 def line_of(error: psycopg.Error) -> str:
@@ -90,9 +95,13 @@ def line_of(error: psycopg.Error) -> str:
     return " ".join((error.diag.message_primary or str(error)).split())
 
 
+def _nothing() -> None:
+    pass
+
+
 def is_refusal(error: psycopg.Error) -> bool:
-    """Whether it is the fault of a row."""
-    return (error.sqlstate or "").startswith(REFUSALS)
+    """Whether it is the fault of a row; psycopg itself does not send a text with a NUL in it."""
+    return isinstance(error, psycopg.DataError) or (error.sqlstate or "").startswith(REFUSALS)
 
 
 class Session:
@@ -104,7 +113,7 @@ class Session:
         self.place = described(dsn, schema)
         try:
             self._connection = psycopg.connect(
-                make_conninfo(dsn, **SETTINGS), autocommit=True, prepare_threshold=None
+                make_conninfo(dsn, **SETTINGS), autocommit=True, cursor_factory=psycopg.RawCursor
             )
         except psycopg.OperationalError as error:
             text = line_of(error)
@@ -121,6 +130,9 @@ class Session:
                 place=self.place,
                 fix="use PostgreSQL 15 or newer: it needs MERGE and NULLS NOT DISTINCT",
             )
+        self._pipeline = contextlib.ExitStack()
+        self._done: Callable[[], None] = _nothing
+        """Wait until all that was sent in a pipeline is done; raises what went wrong in it."""
         self._temps: dict[str, KeptTable] = {}
         self._used: set[str] = set()
         self._nullable: set[str] = set()
@@ -134,22 +146,33 @@ class Session:
     # -- statements -------------------------------------------------------------------------
 
     def _run(self, text: LiteralString, *values: Any, **parts: Any) -> psycopg.Cursor[Any]:
-        """Run a statement; `{schema}` and further parts are put in."""
+        """Run a statement with values `$1`, ...; `{schema}` and further parts are put in.
+
+        In a pipeline it is only sent, and what it gives waits for `fetch...` or `_done`.
+        """
         made = sql.SQL(text).format(schema=sql.Identifier(self._schema), **parts)
         return self._execute(made, values)
 
     def _execute(self, made: sql.Composed, values: Sequence[Any]) -> psycopg.Cursor[Any]:
         return self._connection.execute(made, values or None)
 
-    def _copy(self, into: sql.Composed, columns: Sequence[str], data: bytes) -> None:
+    def _copy(self, into: sql.Composable, columns: Sequence[str], data: bytes) -> None:
+        self._one_by_one()
         made = sql.SQL("copy {} ({}) from stdin (format csv)").format(into, names_of(columns))
         with self._connection.cursor().copy(made) as copy:
             copy.write(data)
 
     @contextlib.contextmanager
-    def _transaction(self, begin: LiteralString = "begin") -> Iterator[None]:
-        """All or nothing; errors of the server become those of the catalogue."""
+    def _transaction(
+        self, begin: LiteralString = "begin", *, pipeline: bool = False
+    ) -> Iterator[None]:
+        """All or nothing; errors of the server become those of the catalogue.
+
+        `pipeline`: statements are sent one after the other without waiting for each, up to `_done`.
+        """
         try:
+            if pipeline:
+                self._done = self._pipeline.enter_context(self._connection.pipeline()).sync
             self._run(begin)
             self._used.clear()
             try:
@@ -158,11 +181,19 @@ class Session:
                 self._temps.clear()
                 self._nullable.clear()
                 with contextlib.suppress(psycopg.Error):
+                    self._one_by_one()
+                with contextlib.suppress(psycopg.Error):
                     self._run("rollback")
                 raise
             self._run("commit")
+            self._one_by_one()
         except psycopg.Error as error:
             raise self._translated(error) from error
+
+    def _one_by_one(self) -> None:
+        """End the pipeline, if there is one: wait as `_done` does."""
+        self._done = _nothing
+        self._pipeline.close()
 
     def _hurry(self) -> None:
         """What follows changes tables, not rows: who waits for that lets all others wait behind.
@@ -191,13 +222,8 @@ class Session:
         detail = " ".join(filter(None, [error.diag.message_detail, error.diag.message_hint]))
         return errors.TargetStopped(line_of(error), place=self.place, why=detail, sqlstate=code)
 
-    def _table(self, name: str) -> sql.Composed:
-        return sql.SQL("{}.{}").format(sql.Identifier(self._schema), sql.Identifier(name))
-
-    @property
-    def _headrace(self) -> str:
-        quoted = self._schema.replace('"', '""')
-        return f'"{quoted}"._headrace'
+    def _table(self, name: str) -> sql.SQL:
+        return raw(f"{quoted(self._schema)}.{quoted(name)}")
 
     def lacks(self, tables: Sequence[str]) -> tuple[str, str] | None:
         """What keeps a follower from writing here, and what to run about it; nothing is tried."""

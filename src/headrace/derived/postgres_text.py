@@ -87,6 +87,13 @@ def as_csv(batch: pa.RecordBatch) -> bytes:
     return out.getvalue()
 
 
+def as_array(column: pa.Array) -> str:
+    """A column as an array of texts."""
+    texts = _texts(column).cast(pa.string()).to_pylist()
+    quoted = (one and one.replace("\\", "\\\\").replace('"', '\\"') for one in texts)
+    return "{" + ",".join("NULL" if one is None else f'"{one}"' for one in quoted) + "}"
+
+
 def _texts(column: pa.Array) -> pa.Array:
     """A column of which Arrow writes the text that PostgreSQL reads."""
     kind = column.type

@@ -41,18 +41,15 @@ def still_there(tables: Mapping[str, KeptTable], name: str, place: str) -> KeptT
     return tables[name]
 
 
-def must_load(old: tuple[KeptTable, ...], new: list[KeptTable]) -> bool:
-    """Whether a target must be loaded anew: it has other tables, or rows are known by other ids.
+def to_load(old: tuple[KeptTable, ...], new: list[KeptTable]) -> list[KeptTable]:
+    """The tables that a target must load: it does not have them, or knows rows by other ids.
 
-    That of a multiset is made of all columns. A table that is no longer kept stands still: the
-    target must forget it, or it would be taken for right when it is kept again. Raises
-    `TargetStopped` as `alterations` does.
+    That of a multiset is made of all columns. Raises `TargetStopped` as `alterations` does.
     """
     before = {table.name: table for table in old}
-    if before.keys() - {table.name for table in new}:
-        return True
+    found = []
     for table in new:
-        found = before.get(table.name)
-        if found is None or (alterations(found, table) and not table.key):
-            return True
-    return False
+        has = before.get(table.name)
+        if has is None or (alterations(has, table) and not table.key):
+            found.append(table)
+    return found

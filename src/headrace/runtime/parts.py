@@ -296,10 +296,18 @@ class Turns:
         self.needs_jvm = False
         """Spark failed again and again: another JVM may do better."""
         self.kept: list[FollowerOf] = []
+        self._defined: dict[str, Any] = {}
+        """What the file says, for those who look: made once, for it is said after each batch."""
         try:
             self.pipeline = load_pipeline(str(file))
             self.name = self.pipeline.name
             self.kept = [FollowerOf.of(one) for one in self.pipeline.kept.values()]
+            views = self.pipeline.views.values()
+            self._defined = {
+                "inputs": {one.name: one.topic for one in self.pipeline.inputs.values()},
+                "views": {one.name: list(one.reads or ()) for one in views},
+                "definitions": {one.name: _source(one.definition) for one in views},
+            }
         except errors.HeadraceError as error:
             self.fail(error)
 
@@ -369,20 +377,14 @@ class Turns:
 
     def to_json(self) -> dict[str, Any]:
         """As it is said and shown."""
-        found: dict[str, Any] = {
+        return {
             "state": self.state,
             "error": self.error.to_json() if self.error else None,
             "progress": self.progress,
             "file": self.file.name,
             "read": self.read,
+            **(self._defined if self.pipeline is not None else {}),
         }
-        if self.pipeline is not None:
-            inputs = self.pipeline.inputs.values()
-            found["inputs"] = {one.name: one.topic for one in inputs}
-            views = self.pipeline.views.values()
-            found["views"] = {one.name: list(one.reads or ()) for one in views}
-            found["definitions"] = {one.name: _source(one.definition) for one in views}
-        return found
 
 
 def too_early(log: EmbeddedLog, pipeline: Pipeline) -> bool:

@@ -67,7 +67,7 @@ def loaded(target: Target, epoch: int, cut: Cut, *changes: Changes) -> None:
     target.wipe(epoch, [one.table for one in changes])
     for one in changes:
         target.apply(epoch, None, [one], taken)
-    target.swap(epoch, cut, taken)
+    target.swap(epoch, cut, [], taken)
 
 
 def started(open_target: Open, *changes: Changes) -> Target:
@@ -98,7 +98,7 @@ def what_is_loaded_is_shown_by_swap(open_target: Open) -> None:
     target.apply(1, None, [change(ITEMS, [{"id": 2, "name": "b"}, {"id": 1, "n": 5}])], taken)
     assert target.mark().cut is None
     assert target.mark().tables == ()
-    target.swap(1, Cut(5, 7), taken)
+    target.swap(1, Cut(5, 7), [], taken)
     mark, batches = target.read(ITEMS)
     assert list(batches)
     assert (mark.cut, mark.tables) == (Cut(5, 7), (ITEMS,))
@@ -210,13 +210,22 @@ def values_come_back_as_they_were(open_target: Open) -> None:
     batch = pa.concat_batches([batch, _beyond(everything)])
     ones = pa.array(np.ones(batch.num_rows, np.int64))
     chunk = batch.append_column(WEIGHT, ones)
-    target = started(open_target, Changes(everything, lambda: iter([chunk])))
-    _, found = target.read(everything)
-    got = pa.Table.from_batches(found, everything.schema)
+    gone = batch.append_column(WEIGHT, pa.array(np.full(batch.num_rows, -1, np.int64)))
+    target = started(open_target, _given(everything, chunk))
     want = pa.Table.from_batches([batch]).sort_by("id")
-    for name in want.schema.names:
-        one, other = (_plain(side.column(name).combine_chunks()) for side in (got, want))
-        assert one == other, (name, one, other)
+    for at, come in enumerate((chunk, gone, chunk)):  # loaded; then again, as changes
+        if at:
+            target.apply(1, Cut(5 + at, 7 + at), [_given(everything, come)], taken)
+        _, found = target.read(everything)
+        got = pa.Table.from_batches(found, everything.schema)
+        assert got.num_rows == (0 if come is gone else batch.num_rows)
+        for name in want.schema.names if got.num_rows else ():
+            one, other = (_plain(side.column(name).combine_chunks()) for side in (got, want))
+            assert one == other, (name, one, other)
+
+
+def _given(of: KeptTable, chunk: pa.RecordBatch) -> Changes:
+    return Changes(of, lambda: iter([chunk]))
 
 
 def _plain(column: pa.Array) -> str:
@@ -250,7 +259,7 @@ def an_older_epoch_is_fenced(open_target: Open) -> None:
         lambda: old.apply(1, Cut(6, 8), [change(ITEMS, [{"id": 2}])], taken),
         lambda: old.apply(1, None, [], taken),
         lambda: old.wipe(1, [ITEMS]),
-        lambda: old.swap(1, Cut(6, 8), taken),
+        lambda: old.swap(1, Cut(6, 8), [], taken),
         lambda: old.mark(1, "log1"),
     ):
         try:
@@ -290,7 +299,7 @@ def nothing_happens_if_refuse_raises(open_target: Open) -> None:
 
     calling: list[Callable[[], None]] = [
         lambda: target.apply(1, Cut(6, 8), [change(ITEMS, [{"id": 2}])], refuse),
-        lambda: target.swap(1, Cut(6, 8), refuse),
+        lambda: target.swap(1, Cut(6, 8), [change(ITEMS, [{"id": 2}])], refuse),
     ]
     for call in calling:
         try:
@@ -314,6 +323,26 @@ def a_load_that_broke_off_leaves_nothing(open_target: Open) -> None:
     assert [(one["id"], one["n"]) for one in rows(target, ITEMS)] == [(1, 2), (3, None)]
     assert rows(target, BAG) == [{"word": None, "n": 1}]
     assert target.mark().cut == Cut(8, 8)
+
+
+def a_table_comes_beside_others(open_target: Open) -> None:
+    """One is loaded, one stays and gets its changes, one is forgotten; all with the same cut."""
+    kept = {"id": 1, "name": None, "n": 1}
+    target = started(open_target, change(ITEMS, [kept, {"id": 2}]), change(BAG, [{"n": 1}]))
+    target.wipe(1, [PAIRS])
+    target.apply(1, None, [change(PAIRS, [{"a": "x", "b": 1, "v": "y"}])], taken)
+    assert (target.mark().cut, len(rows(target, ITEMS))) == (Cut(5, 7), 2)
+    target.swap(1, Cut(8, 9), [change(ITEMS, [{"id": 2, "_weight": -1}, {"id": 3}])], taken)
+    mark = target.mark()
+    assert (mark.cut, {one.name for one in mark.tables}) == (Cut(8, 9), {"items", "pairs"})
+    assert rows(target, ITEMS) == [kept, {"id": 3, "name": None, "n": None}]
+    assert rows(target, PAIRS) == [{"a": "x", "b": 1, "v": "y"}]
+    target.wipe(1, [])
+    newer = KeptTable("items", ITEMS.topic, (*ITEMS.columns, Column(8, "more", pa.string())),
+                      ITEMS.key, 1, view=False)  # fmt: skip
+    target.swap(1, Cut(9, 9), [change(newer, [{"id": 3, "more": "z"}])], taken)
+    assert target.mark().tables == (newer,)
+    assert [one["more"] for one in rows(target, newer)] == [None, "z"]
 
 
 def columns_come_and_go(open_target: Open) -> None:
@@ -350,5 +379,6 @@ CHECKS: list[Callable[[Open], None]] = [
     followers_do_not_know_each_other,
     nothing_happens_if_refuse_raises,
     a_load_that_broke_off_leaves_nothing,
+    a_table_comes_beside_others,
     columns_come_and_go,
 ]
