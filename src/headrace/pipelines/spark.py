@@ -71,7 +71,7 @@ appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c: %m%n
 
 DEFAULTS = {
     "spark.app.name": "headrace",
-    "spark.master": "local[2,4]",
+    "spark.master": "local[2]",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.bindAddress": "127.0.0.1",

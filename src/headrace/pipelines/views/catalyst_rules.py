@@ -9,7 +9,9 @@ body of a subquery becomes part of the tree only when the subquery has been rewr
 One step is ours: a subquery that depends on nothing outside, whose value stands in an expression,
 becomes a join without a condition. If it is an aggregate without groups it has exactly one row,
 and an inner join will do; else a "single" join, which gives null for no row and an error for two.
-An EXISTS that depends on nothing outside is the value ``count(*) > 0``.
+An EXISTS that depends on nothing outside is the value ``count(*) > 0``. A limit inside an EXISTS
+says nothing, and goes; any other that depends on what is outside is refused here, under its name:
+one rule later it is a window function.
 
 Another is ``a NOT IN (select b from R)``. Spark makes it an anti join on ``a = b OR isnull(a =
 b)``, which has no key: every pair of rows would be a candidate. It is the same as an anti join on
@@ -30,6 +32,7 @@ from headrace.pipelines.views.catalyst import (
     kind_of,
     with_field,
 )
+from headrace.pipelines.views.refusals import LIMITS, refuse_operator
 
 OPTIMIZER = "org.apache.spark.sql.catalyst.optimizer."
 ANALYSIS = "org.apache.spark.sql.catalyst.analysis."
@@ -38,6 +41,8 @@ Change = Callable[[Java], Java | None]
 """Gives what stands for a subquery, or None to look inside it."""
 JOIN_TYPES = "org.apache.spark.sql.catalyst.plans."
 
+LESS = (OPTIMIZER + "EliminateLimits",)
+"""Of what has no more rows than that: one row of sums, a list of values."""
 SUGAR = (
     ANALYSIS + "EliminateView",
     OPTIMIZER + "EliminateResolvedHint",
@@ -53,6 +58,7 @@ SUGAR = (
     OPTIMIZER + "ReplaceExceptWithAntiJoin",
     OPTIMIZER + "RewriteExceptAll",
     OPTIMIZER + "RewriteIntersectAll",
+    *LESS,
 )
 PULL_UP = (OPTIMIZER + "PullupCorrelatedPredicates",)
 TO_JOINS = (
@@ -103,12 +109,41 @@ def _flatten(plan: Java, bridge: Catalyst) -> Java:
     for _ in range(ROUNDS):
         if not _has_subquery(plan, bridge):
             break
+        plan = _map_expressions(plan, lambda each: _unlimited(each, bridge), bridge)
         plan = _apply(PULL_UP, plan, bridge)
         plan = _map_expressions(plan, inside, bridge)
         plan = _apply(TO_JOINS, plan, bridge)
         plan = _values_to_joins(plan, bridge)
         plan = _apply(SUGAR, plan, bridge)
     return plan
+
+
+def _unlimited(expression: Java, bridge: Catalyst) -> Java | None:
+    """Give a subquery without a limit that changes nothing; refuse one that cannot be kept."""
+    kind = kind_of(expression)
+    if kind not in SUBQUERIES:
+        return None
+    plan = _apply(LESS, expression.plan(), bridge)
+    while kind == "Exists" and (kind_of(plan) == "Sort" or _keeps_some(plan)):
+        plan = plan.child()
+    if expression.outerAttrs().nonEmpty():
+        _refuse_limits(plan)
+    return expression.withNewPlan(plan)
+
+
+def _keeps_some(plan: Java) -> bool:
+    """Say whether this is a limit of one row or more."""
+    if kind_of(plan) not in {"GlobalLimit", "LocalLimit"}:
+        return False
+    most = plan.limitExpr()
+    return bool(most.foldable() and most.eval(None) > 0)
+
+
+def _refuse_limits(plan: Java) -> None:
+    if kind_of(plan) in LIMITS:
+        raise refuse_operator(plan, kind_of(plan))
+    for child in items(plan.children()):
+        _refuse_limits(child)
 
 
 def _apply(names: tuple[str, ...], plan: Java, bridge: Catalyst) -> Java:

@@ -119,7 +119,7 @@ def _checked(view: View, node: Node) -> Defined:
             raise errors.BadPipeline(
                 f"column '{names[0]}' of view '{view.name}' {what}",
                 place=view.place,
-                fix="rename it with .alias(...) or .withColumnRenamed(...)",
+                fix="rename it with .alias(...), or drop it; .join(other, 'x') has its x once",
             )
     missing = [name for name in view.key if name not in node.names]
     if missing:

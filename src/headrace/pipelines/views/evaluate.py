@@ -51,8 +51,8 @@ from headrace.pipelines.views.evaluate_plan import (
 from headrace.pipelines.views.evaluate_rows import (
     Converter,
     batch_without_rows,
-    failing,
     shaped,
+    tried,
     whole,
 )
 
@@ -356,8 +356,7 @@ class SparkTemplate:
         ]
         if self.rider and not any(batch.num_rows for batch in given):
             return batch_without_rows(self.output.append(WEIGHT))
-        with failing(self.origin.replace("\n", ", then ")):
-            return self._step(given)
+        return tried(self.origin.replace("\n", ", then "), lambda: self._step(given))
 
 
 def _repeated(value: pa.Scalar, rows: int) -> pa.Array:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import pyarrow as pa
 
 from headrace.errors import ExpressionFailed, SparkFailed
 from headrace.pipelines.views.catalyst import Catalyst, Java
 
+T = TypeVar("T")
 ROWS_A_BATCH = 1 << 20
 ARROW = "org.apache.spark.sql.execution.arrow."
 
@@ -145,6 +147,20 @@ def shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 STATE = re.compile(r"SQLSTATE: (?!XX)")
 """XX is Spark's own class for what is nobody's fault but its own."""
+RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*(?:\n\S.*)*)")
+"""What a Python function raised, with the name of its class, whatever that is."""
+TRIES = 4
+"""Of what fails by no row's fault. Spark would try a task whose row fails as often, each time in a
+new Python worker (measured: 10 s instead of 2 to name a row)."""
+
+
+def tried(place: str, action: Callable[[], T]) -> T:
+    """Do this, and again if Spark has lost a worker over it."""
+    for _ in range(TRIES - 1):
+        with suppress(SparkFailed), failing(place):
+            return action()
+    with failing(place):
+        return action()
 
 
 @contextmanager
@@ -181,8 +197,8 @@ def spark_failed(error: Exception, place: str) -> SparkFailed:
 
 
 def _failed(message: str, place: str) -> ExpressionFailed:
-    """Make the error; of a Python function's traceback its last line is the fact."""
-    lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
-    python = [line for line in lines if re.match(r"\w*(Error|Exception|Exit|Interrupt)\b", line)]
-    fact = (python[-1:] if "Traceback" in message else lines[:1]) or lines[:1]
-    return ExpressionFailed(fact[0].rstrip("."), place=place, message=message)
+    """Make the error; of a Python function's traceback what it raised is the fact."""
+    first = message.strip().partition("\n")[0]
+    raised = RAISED.findall(message)
+    fact = " ".join(raised[-1].split()) if raised else first
+    return ExpressionFailed(fact.rstrip("."), place=place, message=message)

@@ -36,10 +36,10 @@ from headrace.errors import (
 from headrace.pipelines.views import algebra
 from headrace.pipelines.views.catalyst import Catalyst, Java
 from headrace.pipelines.views.catalyst_rules import rewrite
-from headrace.pipelines.views.evaluate_rows import failing, shaped, whole
+from headrace.pipelines.views.evaluate_rows import shaped, tried, whole
 from headrace.pipelines.views.lift import Lifter
 from headrace.pipelines.views.lift_fingerprint import code_of
-from headrace.pipelines.views.refusals import refuse_chance
+from headrace.pipelines.views.refusals import refuse_chance, refuse_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -78,11 +78,16 @@ def read_definition(
         scans[frames[key]._jdf.queryExecution().analyzed().rdd().id()] = key
     try:
         with _jobs(session) as has_run:
-            frame = _call(session, definition, frames, name)
-        plan = frame._jdf.queryExecution().analyzed()
+            used = has_run if refresh == "changes" else lambda: False
+            frame = _call(session, definition, frames, name, used)
+        asked = frame._jdf.queryExecution()
+        plan = asked.analyzed()
         refuse_chance(plan, bridge)
+        if plan.containsPattern(bridge.pattern("PYTHON_UDF")):
+            asked.executedPlan()  # where Spark allows no Python function it says so only now
         if refresh == "full":
             return _full(session, definition, chosen, scans, plan, name)
+        refuse_files(plan)
         if has_run():
             raise ActionInDefinition("the definition ran a Spark job")
         lifter = Lifter(bridge, scans)
@@ -108,8 +113,7 @@ def batch_reading(
         for key, table in chosen.items()
     }
     frame = _call(session, definition, frames, name)
-    with failing(place_of(definition, name)):
-        return frame.toArrow()
+    return tried(place_of(definition, name), frame.toArrow)
 
 
 def spark_schema(schema: pa.Schema) -> Any:
@@ -154,9 +158,13 @@ def _code(definition: Callable[..., Any]) -> types.CodeType | None:
 
 
 def _call(
-    session: SparkSession, definition: Definition, frames: Mapping[str, DataFrame], name: str
+    session: SparkSession,
+    definition: Definition,
+    frames: Mapping[str, DataFrame],
+    name: str,
+    has_run: Callable[[], bool] = lambda: False,
 ) -> DataFrame:
-    """Call a definition; what Spark says against it is passed on with the line that did it."""
+    """Call a definition; what is said against it is passed on with the line that did it."""
     from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame
 
@@ -166,8 +174,20 @@ def _call(
             if isinstance(definition, str)
             else definition(**frames)
         )
-    except PySparkException as error:
-        raise _refused(error, _line(definition, name, error)) from error
+    except HeadraceError:
+        raise
+    except Exception as error:
+        place = _line(definition, name, error)
+        if has_run():  # it made something of the answer, which is empty
+            raise ActionInDefinition("the definition ran a Spark job", place=place) from error
+        if isinstance(error, PySparkException):
+            raise _refused(error, place) from error
+        raise BadDefinition(
+            f"the definition raised {type(error).__name__}: {error}",
+            place=place,
+            why="it is called with frames of its inputs, which may be empty, and returns a frame",
+            fix="correct the definition",
+        ) from error
     if not isinstance(made, DataFrame):
         raise BadDefinition(
             f"the definition gave a {type(made).__name__}, not a DataFrame",

@@ -24,6 +24,7 @@ class Refusal(NamedTuple):
 LATER = "the rule that keeps it is not written yet"
 ORDERLESS = "which row comes first is not defined, so the same rows can give different answers"
 FILES = "files change without a word to the log"
+INPUT = "its rows to a topic, and declare that as an input"
 
 SESSION = "spark.sessionWindow"
 """How Spark marks the column of a session window."""
@@ -49,9 +50,9 @@ OPERATORS = {
     "CollectMetrics": Refusal("observe", "a kept view has no run to be observed", "a view of them"),
     "UnionLoop": Refusal("a recursive query", LATER),
     "UnionLoopRef": Refusal("a recursive query", LATER),
-    "LogicalRelation": Refusal("a file or table read inside the view", FILES, "an input"),
-    "DataSourceV2Relation": Refusal("a table read inside the view", FILES, "an input"),
-    "HiveTableRelation": Refusal("a table read inside the view", FILES, "an input"),
+    "LogicalRelation": Refusal("a file or table read inside the view", FILES, INPUT),
+    "DataSourceV2Relation": Refusal("a table read inside the view", FILES, INPUT),
+    "HiveTableRelation": Refusal("a table read inside the view", FILES, INPUT),
     "LogicalRDD": Refusal(
         "a frame made inside the view by createDataFrame or from an RDD",
         "its rows cannot be told from those of the empty frames the view is called with",
@@ -68,14 +69,14 @@ TOP = Refusal("orderBy with limit", LATER)
 FUNCTIONS = {
     "First": ("first (also called first_value and any_value)", "min or max"),
     "Last": ("last (also called last_value)", "min or max"),
-    "CollectList": ("collect_list", "sort_array(collect_list(x))"),
+    "CollectList": ("collect_list (also called array_agg)", "sort_array(collect_list(x))"),
     "CollectSet": ("collect_set", "sort_array(collect_set(x))"),
     "MaxBy": ("max_by", "max(struct(order, value)).value"),
     "MinBy": ("min_by", "min(struct(order, value)).value"),
     "MaxMinByK": ("max_by or min_by", "a view of the values and their order"),
     "Mode": ("mode", "a view that counts the values"),
     "PandasMode": ("mode", "a view that counts the values"),
-    "ListAgg": ("listagg", "listagg(x, ',') within group (order by x)"),
+    "ListAgg": ("listagg (also called string_agg)", "listagg(x, ',') within group (order by x)"),
     "ApproximatePercentile": ("approx_percentile", "percentile(x, p), which is exact"),
     "HistogramNumeric": ("histogram_numeric", "a view that counts rounded values"),
     "ApproxTopK": ("approx_top_k", "a view that counts the values"),
@@ -134,6 +135,14 @@ def refuse_chance(plan: Java, bridge: Catalyst) -> None:
             construct=culprit,
             **(own if kind_of(found) == "PythonUDTF" else {}),
         )
+
+
+def refuse_files(plan: Java) -> None:
+    """Refuse what reads files, before their readers' own jobs are taken for actions."""
+    for leaf in items(plan.collectLeaves()):
+        kind = kind_of(leaf)
+        if kind in OPERATORS and OPERATORS[kind].why == FILES:
+            raise refuse_operator(leaf, kind)
 
 
 def _culprit(tree: Java, clock: Java) -> Java:
