@@ -634,7 +634,7 @@ def a_cut_that_is_passed(bench: Bench) -> None:
     bench.stack.callback(target.close)
     target.mark(1, "log")
     target.wipe(1, [])
-    target.swap(1, Cut(7, 7), lambda refused: None)
+    target.swap(1, Cut(7, 7), [], lambda refused: None)
     target.apply(1, Cut(6, 6), [], lambda refused: None)
 
 

@@ -849,8 +849,7 @@ class TypeNotCarried(UsageError):
         "type of the log that keeps all of their parts"
     )
     fix = (
-        "leave the column out of the publication (a column list), or keep its parts in columns "
-        "of their own, or as jsonb"
+        "keep its parts in columns of their own, or as jsonb; or leave the table out of the capture"
     )
 
 

@@ -268,6 +268,14 @@ def test_types_that_are_not_carried(connection: psycopg.Connection[Any]) -> None
     )
 
 
+def test_tables_that_no_statement_helps(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("create table arrays(id int[] primary key); create table nothing()")
+    found = bad(connection, "warning")["table public.arrays"]
+    assert found.what == 'column "id" of its key is an array'
+    found = bad(connection)["table public.nothing"]
+    assert (found.what, found.statements) == ("has no columns", ())
+
+
 def test_a_pattern_that_chooses_nothing(connection: psycopg.Connection[Any]) -> None:
     wanted = Wanted("s", "p", ("public.ordesr", "orders", "!public.x"))
     found = [one.where for one in findings(connection, wanted) if one.what == "chooses nothing"]

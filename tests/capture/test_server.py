@@ -142,3 +142,25 @@ def test_a_port_that_was_taken_meanwhile_is_given_up(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(postgres_module, "_free_port", lambda: next(ports))
         with Server() as server:
             assert server.port == free
+
+
+def test_a_lost_connection_prints_nothing_by_itself(postgres: Server) -> None:
+    """Psycopg warns of the rollback that it cannot do; unless logging is set up, nobody sees it."""
+    script = (
+        "import contextlib, logging, sys, psycopg, headrace.sources.postgres.capture\n"
+        "for level in sys.argv[2:]:\n"
+        "    logging.basicConfig(level=level)\n"
+        "one, other = (psycopg.connect(sys.argv[1], autocommit=True) for _ in range(2))\n"
+        "with contextlib.suppress(psycopg.Error), one.transaction():\n"
+        "    other.execute('select pg_terminate_backend(%s, 9999)', [one.info.backend_pid])\n"
+        "    raise psycopg.OperationalError\n"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", script, postgres.dsn(), *more],
+            capture_output=True, check=True, text=True, timeout=60,
+        ).stderr
+        for more in ([], ["WARNING"])
+    ]  # fmt: skip
+    assert said[0] == ""
+    assert "error ignored in rollback" in said[1]

@@ -9,6 +9,7 @@ for whom. Not caught: kinds of tables that are not named here.
 from __future__ import annotations
 
 import contextlib
+import datetime
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -559,3 +560,73 @@ def test_many_rows_that_are_gone_are_many_entries(
     assert max(sizes) < 1000
     if key:
         assert len(rows(log, "public.t")) == 500
+
+
+def test_a_table_whose_row_security_hides_rows_is_stopped(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    """Else the rows that are hidden would be missing in the log, and nobody would know."""
+    run = connection.execute
+    run(f"create role hidden login replication; grant create on database {database.name} to hidden")
+    try:
+        run("create table t(id int primary key); insert into t values (1), (2)")
+        run("create table good(id int primary key)")
+        run("alter table t owner to hidden; alter table good owner to hidden")
+        run("alter table t enable row level security; alter table t force row level security")
+        run("create policy one on t using (id = 1)")
+        shop = capture(log, database.dsn(user="hidden"))
+        shop.run("caught up")
+        assert statuses(shop) == {"public.t": "stopped", "public.good": "live"}
+        assert "row-level security" in reason(shop, "public.t")
+        run("alter role hidden bypassrls")
+        shop.snapshot("public.t")
+        shop.run("caught up")
+        assert rows(log, "public.t") == [(1,), (2,)]
+    finally:
+        run("reassign owned by hidden to postgres; drop owned by hidden; drop role hidden")
+
+
+def test_what_a_database_has_set_does_not_matter(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    for one in (
+        "default_transaction_read_only = on", "lock_timeout = 1", "statement_timeout = 1",
+        "idle_session_timeout = 50", "datestyle = 'German'", "bytea_output = 'escape'",
+        "intervalstyle = 'postgres_verbose'", "timezone = 'Asia/Kolkata'", "search_path = ''",
+        "default_transaction_isolation = 'serializable'", "standard_conforming_strings = off",
+    ):  # fmt: skip
+        connection.execute(f"alter database {database.name} set {one}")
+    run = connection.execute
+    run("create table t(id int primary key, b bytea, d date, i interval, t timestamptz)")
+    row = "'\\x00ff', '2020-02-29', '1 day 02:03', '2020-01-01 00:00+00'"
+    run(f"insert into t values (1, {row})")
+    shop = capture(log, database.dsn(options="-c work_mem=7MB"))
+    shop.run("caught up")
+    run(f"insert into t values (2, {row})")
+    shop.run("caught up")
+    day, moment = datetime.date(2020, 2, 29), datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    want = (b"\x00\xff", day, "P1DT2H3M", moment)
+    assert rows(log, "public.t") == [(1, *want), (2, *want)]
+    with psycopg.connect(shop.dsn) as other:
+        assert other.execute("show work_mem").fetchone() == ("7MB",), "what the address says"
+
+
+def test_a_column_that_is_named_as_a_topics_own(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    """Of the same type too: what it says would be taken for what the capture says."""
+    run = connection.execute
+    run("create table t(id int primary key, _weight bigint)")
+    run("create table u(id int primary key)")
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    assert reason(shop, "public.t") == "column '_weight' starts with '_'"
+    run("alter table u add column _lsn bigint; insert into u values (1, 5)")
+    shop.run("caught up")
+    assert reason(shop, "public.u") == "column '_lsn' starts with '_'"
+    run("alter table t rename column _weight to w; insert into t values (1, 2)")
+    run("alter table u drop column _lsn")
+    asks(log, database, t=1, u=1)
+    shop.run("caught up")
+    assert rows(log, "public.t") == [(1, 2)]
+    assert rows(log, "public.u") == [(1,)]

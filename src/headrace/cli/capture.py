@@ -140,11 +140,13 @@ def _refuse(
             talk(line)
     if wrong:
         verb = "stands" if len(wrong) == 1 else "stand"
+        fix = "run the statements shown, or add --fix for those that need no restart"
+        tables = [one.where[6:] for one in wrong if one.where.startswith("table ")]
+        left_out = " ".join(f"--tables '!{one}'" for one in dict.fromkeys(tables))
         raise SourceNotReady(
             f"{counted(len(wrong), 'thing')} {verb} in the way of capture '{name}'",
             place=address,
-            fix="run the statements shown, or add --fix for those that need no restart; a table"
-            " can be left out: --tables '!public.events'",
+            fix=f"{fix}; a table can be left out: {left_out}" if left_out else fix,
             findings=_as_json(wrong),
             refused=refused,
         )

@@ -33,7 +33,7 @@ from headrace import errors
 from headrace.derived.verify import CHANGED, EXTRA, MISSING, Found, equal_rows
 from headrace.runtime.tokens import position_of
 from headrace.sources.postgres import catalog, settings
-from headrace.sources.postgres.capture import SESSION
+from headrace.sources.postgres.capture import in_session
 from headrace.sources.postgres.captured import PENDING_ROWS, Captured, key_texts
 from headrace.sources.postgres.catalog import lsn_text
 from headrace.sources.postgres.prepare import reached
@@ -109,16 +109,14 @@ class SourceComparison:
 
     def __iter__(self) -> Iterator[Found]:
         """The differences, chunk by chunk."""
-        from psycopg.conninfo import make_conninfo
-
-        with reached(make_conninfo(self._dsn, options=SESSION)) as connection:
+        with reached(in_session(self._dsn)) as connection:
             info = catalog.table(connection, table_of(self._table))
             if info is None:
                 raise errors.CannotVerify(f"table {self._table} is gone", place=self._capture)
             self.of = info.rows
             own = TableState(self.topic, list(self.key), 0, self._state.columns)
             captured = Captured(
-                self._log, info, own, catalog.types(connection),
+                self._log, info, own, catalog.types(connection), self._log.path,
                 self._settings.numeric_as_text,
             )  # fmt: skip
             wanted = captured.wanted(self._chunk_rows, CHUNK_BYTES)

@@ -143,7 +143,7 @@ BUGS = [
     Bug("what a snapshot sees is heard from the stream too", "bag", (
         (Captured, "_counts", "return not self.view.sees(xid)", "return True"),)),
     Bug("rows of a snapshot that broke off stay", "bag", (
-        (Captured, "watch", "if self.state.dirty else []", "if False else []"),)),
+        (Captured, "watch", "if self.state.dirty else", "if False else"),)),
     Bug("an old row that the snapshot does not have is owed for ever", "bag", (
         (Captured, "gone", "yield from self.owed.rest()", "yield from ()"),)),
     Bug("a key-changing update is one in place", "stepped", (

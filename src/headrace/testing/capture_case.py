@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from random import Random
 from typing import Any
 from unittest import mock
@@ -37,6 +38,9 @@ from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.writer import WriterTransaction, state_counter
 from headrace.sources.postgres import snapshot, snapshots
 from headrace.sources.postgres.capture import Capture
+from headrace.sources.postgres.keyless import Whole
+from headrace.sources.postgres.snapshot import Wanted
+from headrace.sources.postgres.snapshots import Readers
 from headrace.sources.postgres.state import settings_name, writer_name
 from headrace.sources.postgres.stream import Stream
 from headrace.testing.postgres import Server, fresh_database
@@ -458,6 +462,28 @@ PATIENCE = 60
 """So often a capture looks for news before the transactions that it may wait for are ended."""
 
 
+class Late(SimpleQueue[Any]):
+    """What was read arrives later than it was, when the stream has gone on."""
+
+    def __init__(self, chance: Random) -> None:
+        """Once in three times that it is asked for."""
+        self.chance = chance
+
+    def get_nowait(self) -> Any:
+        """The next one, or `Empty`."""
+        if self.chance.random() < 2 / 3:
+            raise Empty
+        return super().get_nowait()
+
+
+class LateReaders(Readers):
+    """Readers of tables in the capture's thread; the stream goes on before it has the chunk."""
+
+    def start(self, turn: int, wanted: Wanted, whole: Whole | None = None) -> None:
+        """Read at once."""
+        self._read(turn, wanted, whole)
+
+
 class Stepped:
     """A capture and its writers in one thread: at chosen instants of the one the others go on.
 
@@ -478,13 +504,14 @@ class Stepped:
     ) -> None:
         """Everything follows from the seed, but for when the server sends what."""
         self.chance = Random(f"stepped {seed}")
+        self._late = Random(f"late {seed}")
         self.server, self.database = server, database
         self.folder = folder
         self.kills = kills
         self.alters = alters
         self.tables = ["a", "b", "c"]
         self.kinds: dict[str, int] = defaultdict(int)
-        self._budget = self._waits = 0
+        self._budget = self._chunks = self._waits = 0
         self._shop: Capture | None = None
         self._open: dict[int, Generator[None, None, None]] = {}
         self._stack = contextlib.ExitStack()
@@ -534,10 +561,30 @@ class Stepped:
             self.kinds["kills"] += 1
             raise Killed
 
+    def _overtake(self, table: str) -> None:
+        """A transaction that changes rows of the chunk which was just read."""
+        idle = [one for one in range(len(self.writers)) if one not in self._open]
+        if self._chunks > 0 and idle and table in self.tables:
+            self._chunks -= 1
+            number = self.chance.choice(idle)
+            change = self.chance.choice(
+                ["update {} set amount = 1", "delete from {}", "update {} set id = id + 2000"]
+            )
+            with contextlib.suppress(*REFUSED):
+                self.writers[number].connection.execute(
+                    f"{change.format(table)} where id between 0 and 2000 and id %% 10 = %s",
+                    (number,),
+                )
+
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
         receive, confirm, commit = Stream.receive, Stream.confirm, WriterTransaction.commit
         read = snapshot.read_chunk
+
+        def readers(dsn: str, count: int) -> Readers:
+            made = LateReaders(dsn, count)
+            made.done = Late(self._late)
+            return made
 
         def before_receive(stream: Stream, seconds: float) -> Any:
             self._pause("receive")
@@ -558,6 +605,7 @@ class Stepped:
 
         def after_read(*given: Any, **more: Any) -> Any:
             chunk = read(*given, **more)
+            self._overtake(given[1].table[1])
             self._pause("chunk")
             return chunk
 
@@ -566,12 +614,13 @@ class Stepped:
             mock.patch.object(Stream, "confirm", before_confirm),
             mock.patch.object(WriterTransaction, "commit", around_commit),
             mock.patch.object(snapshots, "read_chunk", after_read),
+            mock.patch.object(snapshots, "Readers", readers),
         ):
             yield
 
     def run(self, budget: int) -> None:
         """Capture until it has caught up, with so many pauses, killed or not."""
-        self._budget, self._waits = budget, 0
+        self._budget, self._chunks, self._waits = budget, budget // 2, 0
         with self._watched():
             while True:
                 try:
@@ -586,7 +635,8 @@ class Stepped:
         chunk = self.chance.choice([9, 40])
         return Capture(
             self.log, NAME, self.server.dsn(self.database),
-            chunk_rows=chunk, group_rows=40, heartbeat_seconds=0.05, readers=0,
+            chunk_rows=chunk, group_rows=40, heartbeat_seconds=0.05,
+            readers=self.chance.choice([0, 1]),
             part_bytes=self.chance.choice([2000, 50_000, 4 << 20]),
         )  # fmt: skip
 

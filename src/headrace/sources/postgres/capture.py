@@ -39,6 +39,7 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace import errors
 from headrace.model.records import Piece
@@ -49,7 +50,7 @@ from headrace.sources.postgres.captured import META, Captured, Changes
 from headrace.sources.postgres.group import Group, Run
 from headrace.sources.postgres.large import PART_BYTES, Large
 from headrace.sources.postgres.protocol import Column, Message, Relation, Rows, Truncate
-from headrace.sources.postgres.redefine import redefine
+from headrace.sources.postgres.redefine import redefine, refuse_reserved
 from headrace.sources.postgres.snapshot import CHUNK_ROWS
 from headrace.sources.postgres.snapshots import READERS, Report, Snapshots
 from headrace.sources.postgres.spill import Spill
@@ -94,11 +95,19 @@ RECENT = 100_000
 SESSION = (
     "-c DateStyle=ISO,MDY -c IntervalStyle=iso_8601 -c bytea_output=hex -c extra_float_digits=1"
     " -c TimeZone=UTC -c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
-    " -c synchronous_commit=local"
+    " -c idle_session_timeout=0 -c lock_timeout=0 -c default_transaction_read_only=off"
+    " -c row_security=off -c synchronous_commit=local"
 )
-"""The settings under which values are printed; our own commits wait for no standby."""
+"""The settings under which values are printed; what a role or a database has set does not matter.
+Where row security hides rows, a query is refused. Our own commits wait for no standby."""
 TRANSACTIONS = "xid bigint, lsn bigint, commit_time timestamp, rows bigint"
 MESSAGES = "prefix string, content binary, lsn bigint, xid bigint"
+
+
+def in_session(dsn: str, **more: str) -> str:
+    """An address under whose settings values are printed; its own options are kept."""
+    own = conninfo_to_dict(dsn).get("options") or ""
+    return make_conninfo(dsn, options=f"{own} {SESSION}", **more)
 
 
 class Capture:
@@ -123,9 +132,7 @@ class Capture:
         """Nothing is done before `run`. `tables`: patterns, as `public.*` or `!public.tmp_*`."""
         self.log = log
         self.name = name
-        self.dsn = psycopg.conninfo.make_conninfo(
-            dsn, options=SESSION, application_name=f"headrace {name}", client_encoding="UTF8"
-        )
+        self.dsn = in_session(dsn, application_name=f"headrace {name}", client_encoding="UTF8")
         self.patterns = tuple(tables)
         self._numeric_as_text = numeric_as_text
         self._group_rows = group_rows
@@ -341,7 +348,7 @@ class Capture:
             state.database, state.database_oid = found.database, found.database_oid
         else:
             resume.check(
-                self._saved(),
+                self._saved(chosen),
                 found,
                 catalog.lsn(control),
                 catalog.slot(control, state.slot),
@@ -402,11 +409,17 @@ class Capture:
         for name, info in chosen.items():
             self._add(name, info, known, published.members.get(name, 0))
 
-    def _saved(self) -> resume.Saved:
+    def _saved(self, chosen: Mapping[tuple[str, str], catalog.TableInfo]) -> resume.Saved:
         state = self.state
         assert state is not None
         asked = self._asked()  # they are read anew, whatever was the matter with them
-        tables = {table_of(n): one.member for n, one in state.tables.items() if n not in asked}
+        tables = {
+            table_of(name): one.member
+            for name, one in state.tables.items()
+            if name not in asked
+            and (info := chosen.get(table_of(name))) is not None
+            and one.oid in (0, info.oid)  # another table of the name is read anew too
+        }
         return resume.Saved(
             log=self.log.journal.log_id.hex(),
             starts=state.starts,
@@ -510,8 +523,9 @@ class Capture:
             if state.status == SNAPSHOTTING and (state.thorough or not state.key):
                 state.read_again()  # which rows it has seen is not known any more
             self._tables[name] = Captured(
-                self.log, info, state, known, self._numeric_as_text, recent=self._recent
-            )
+                self.log, info, state, known, f"{self._folder}/owed", self._numeric_as_text,
+                recent=self._recent,
+            )  # fmt: skip
         else:  # a connection was lost: what was in flight is read again
             captured.info, captured.types, captured.relation = info, known, None
             captured.drop()
@@ -529,11 +543,14 @@ class Capture:
         if not info.identity or (not state.key and info.replica_identity != "f"):
             why = "has no primary key" if not state.key else "has a key that cannot be used"
             why += ", and its replica identity is not FULL"
-            if info.replica_identity == "f" and any(one.generated for one in info.columns):
+            if not info.streamed:
+                why = "has no columns"
+            elif info.replica_identity == "f" and any(one.generated for one in info.columns):
                 why = "has REPLICA IDENTITY FULL and generated columns, which the server refuses"
             raise errors.NoReplicaIdentity(
                 f"table {info.schema}.{info.name} {why}", place=state.topic
             )
+        refuse_reserved(column.name for column in info.streamed)
         fields = [
             pa.field(column.name, kind, metadata=told(column.type, column.modifier, kind))
             for column, kind in (
@@ -754,8 +771,10 @@ class Capture:
             with psycopg.connect(self.dsn, autocommit=True) as control:
                 info = catalog.table(control, (captured.info.schema, captured.info.name))
             state = captured.state
-            moved = info is not None and info.partitioned and info.storage != state.storage
-            if info is None or not (moved or _labels(info, state.labels) != state.labels):
+            if info is None:
+                raise
+            moved = info.storage != state.storage and (state.storage != "" or info.partitioned)
+            if not moved and _labels(info, state.labels) == state.labels:
                 raise
             captured.read_again()
             state.storage, state.labels = info.storage, _labels(info)

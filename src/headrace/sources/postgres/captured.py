@@ -29,7 +29,7 @@ from headrace.sources.complete import (
     whole_keys,
 )
 from headrace.sources.postgres.group import INT64, TIMESTAMP, Run, column
-from headrace.sources.postgres.keyless import Owed, summed
+from headrace.sources.postgres.keyless import Owed
 from headrace.sources.postgres.operations import Format, format_of, operations
 from headrace.sources.postgres.protocol import Relation
 from headrace.sources.postgres.seen import Seen, Words
@@ -77,6 +77,8 @@ class Captured:
     info: TableInfo
     state: TableState
     types: Mapping[int, PgType]
+    folder: str
+    """For files that are of no use to a later process."""
     numeric_as_text: bool = False
     relation: Relation | None = None
     """What the stream last said of the columns."""
@@ -96,7 +98,7 @@ class Captured:
     """A chunk whose reading began in another turn is of no use."""
     view: Visible | None = None
     """Without a key: the snapshot that is being read; see `keyless`."""
-    owed: Owed = field(default_factory=Owed)
+    owed: Owed = field(init=False)
     """Without a key: rows that are to be taken away in the end."""
     width: float = 0.0
     """Bytes of a row, as last seen."""
@@ -112,7 +114,7 @@ class Captured:
     def __post_init__(self) -> None:
         """What the stream has said before now is not known by key."""
         self.must_see = set(self.recent)
-        self.seen = Seen(self.log.path)
+        self.seen, self.owed = Seen(self.log.path), Owed(self.folder)
         self.width = self.info.bytes / self.info.rows if self.info.rows > 0 else 1000.0
 
     @property
@@ -223,22 +225,21 @@ class Captured:
     def scan(self) -> Iterator[pa.RecordBatch]:
         """All rows of the topic's table, some at a time."""
         if not self.state.key:
-            yield self._sum()
+            yield from self._sum().rest()
             return
         with contextlib.suppress(errors.BadPosition):  # as above
             own = self.own
             for batch in self.log.table(self.state.topic).scan():
                 yield batch.select(own.names).cast(own)
 
-    def _sum(self) -> pa.RecordBatch:
+    def _sum(self) -> Owed:
         """Without a key: the rows of the topic, each as often as it is there."""
-        topic, own = self.log.topic(self.state.topic), self.own
-        rows, weights = [_empty(own)], [np.empty(0, np.int64)]
+        topic, own, found = self.log.topic(self.state.topic), self.own, Owed(self.folder)
         for batch in self.log.read(topic.name):
             if topic.schemas[batch.schema_version - 1].generation == topic.schema.generation:
-                rows.append(batch.data.select(own.names).cast(own))
-                weights.append(batch.data.column("_weight").to_numpy())
-        return summed(pa.concat_batches(rows), np.concatenate(weights))
+                rows = batch.data.select(own.names).cast(own)
+                found.add(rows, batch.data.column("_weight").to_numpy())
+        return found
 
     # -- the stream -------------------------------------------------------------------------
 
@@ -383,13 +384,14 @@ class Captured:
         self.chunks.clear()
         self.turn += 1
         if self.snapshotting and not self.state.key:  # all begins again
-            self.view, self.owed, self.must_see = None, Owed(), set(self.recent)
+            self.view, self.owed = None, Owed(self.folder)
+            self.must_see = set(self.recent)
             self.state.read_through, self.state.rows = False, 0
 
     def watch(self, view: Visible) -> None:
         """Without a key: this snapshot is read from now on."""
         self.view = view
-        self.owed = Owed([self._sum()] if self.state.dirty else [])
+        self.owed = self._sum() if self.state.dirty else Owed(self.folder)
         self.must_see, self.state.unseen, self.state.dirty = set(), [], True
 
     def wanted(self, chunk_rows: int, chunk_bytes: int) -> Wanted:
@@ -466,7 +468,7 @@ class Captured:
     def finish(self) -> None:
         """What is gone is gone: the topic is what the table is."""
         self.state.status, self.state.thorough = LIVE, False
-        self.view, self.owed = None, Owed()
+        self.view, self.owed = None, Owed(self.folder)
         self.touched, self.emptied, self.must_see = [], [], set()
         self.seen = Seen(self.log.path)
 

@@ -22,14 +22,13 @@ beginning. With K for these, V as above, I and D for new and old rows of the str
 
     K + I + (V - (K + D))  =  V + I - D  =  the table
 
-and what is there is at every entry at least 0. Two hashes and the row are kept in memory for all
-that is owed: K is as large as the table, but empty when a table is read for the first time.
+and what is there is at every entry at least 0. K is as large as the table (but empty when a table
+is read for the first time), so what is owed lies in files, sorted by two hashes of the row.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 
 import numpy as np
@@ -38,6 +37,8 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from headrace.sources.complete import Numbers
+from headrace.sources.postgres.scratch import Scratch
 from headrace.sources.postgres.snapshot import (
     FORMAT,
     Chunk,
@@ -48,8 +49,16 @@ from headrace.sources.postgres.snapshot import (
     copied,
 )
 from headrace.tables.hashing import hash64
+from headrace.tables.runs import (
+    consolidate,
+    identity,
+    state_batch,
+    state_schema,
+    take_rows,
+    weights,
+    with_weights,
+)
 
-Hashes = list[tuple[int, int]]
 PIECE_BYTES = 8 << 20
 REST_ROWS = 1 << 14
 MORE: list[str] = []
@@ -57,56 +66,50 @@ MORE: list[str] = []
 
 
 class Owed:
-    """Rows that are to be taken away, each as often as it is here."""
+    """Rows that are to be taken away, each as often as it is here; they lie in files."""
 
-    def __init__(self, rows: Sequence[pa.RecordBatch] = ()) -> None:
-        """Those to begin with."""
-        self._rows: list[pa.RecordBatch] = []
-        self._count: Counter[tuple[int, int]] = Counter()
-        self._total = 0
-        for one in rows:
-            self.add(one)
+    def __init__(self, folder: str) -> None:
+        """Where there is room for the files."""
+        self._folder = folder
+        self._rows: Scratch | None = None
 
-    def add(self, rows: pa.RecordBatch) -> None:
-        """Take these away too."""
+    def add(self, rows: pa.RecordBatch, weight: Numbers | None = None) -> None:
+        """Take these away too, each once, or as often as its weight says."""
         if rows.num_rows:
-            self._rows.append(rows)
-            self._count.update(_hashes(rows))
-            self._total += rows.num_rows
+            count = np.ones(rows.num_rows, np.int64) if weight is None else weight
+            schema = state_schema(rows.schema)
+            self._rows = self._rows or Scratch(self._folder, schema)
+            self._rows.add(_weighted(rows, schema, count))
 
     def pay(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Which of these rows are left when what is owed is taken away."""
         left = np.ones(rows.num_rows, bool)
-        if self._total:
-            for at, one in enumerate(_hashes(rows)):
-                if self._count[one] > 0:
-                    self._count[one] -= 1
-                    left[at] = False
-            self._total -= int(np.count_nonzero(~left))
+        if self._rows is None or not rows.num_rows:
+            return left
+        owed = self._rows.collection
+        each = _weighted(rows, owed.schema, np.ones(rows.num_rows, np.int64))
+        order = np.lexsort(identity(each)[::-1])  # equal rows side by side
+        there = consolidate(each)
+        count = weights(there)
+        paid = np.minimum(owed.weights_of(there), count)
+        number = np.arange(len(order)) - np.repeat(np.cumsum(count) - count, count)
+        left[order[number < np.repeat(paid, count)]] = False
+        self._rows.add(with_weights(there, -paid).filter(pa.array(paid > 0)))
         return left
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """What is still owed."""
-        for rows in self._rows:
-            for at in range(0, rows.num_rows if self._total else 0, REST_ROWS):
-                some = rows.slice(at, REST_ROWS)
-                yield some.filter(pa.array(~self.pay(some)))
+        for some in () if self._rows is None else self._rows.collection.scan():
+            ends = np.cumsum(weights(some))
+            rows = some.select(some.schema.names[len(identity(some)) + 1 :])
+            for at in range(0, int(ends[-1]), REST_ROWS):
+                which = np.arange(at, min(at + REST_ROWS, ends[-1]))
+                yield take_rows(rows, ends.searchsorted(which, "right"))
 
 
-def _hashes(rows: pa.RecordBatch) -> Hashes:
-    first, second = (hash64(rows.columns, seed).tolist() for seed in (1, 2))
-    return list(zip(first, second, strict=True))
-
-
-def summed(rows: pa.RecordBatch, weight: npt.NDArray[np.int64]) -> pa.RecordBatch:
-    """The rows that are there when all weights are added up, each as often as it is."""
-    count: Counter[tuple[int, int]] = Counter()
-    at: dict[tuple[int, int], int] = {}
-    for place, (one, by) in enumerate(zip(_hashes(rows), weight.tolist(), strict=True)):
-        count[one] += by
-        at.setdefault(one, place)
-    places = [at[one] for one, often in count.items() for _ in range(often)]
-    return rows.take(pa.array(places, pa.int64()))
+def _weighted(rows: pa.RecordBatch, schema: pa.Schema, weight: Numbers) -> pa.RecordBatch:
+    first, second = (hash64(rows.columns, seed) for seed in (1, 2))
+    return state_batch(rows.columns, schema, weight, k=first, h=second)
 
 
 class Whole:

@@ -43,12 +43,11 @@ from headrace.sources.complete import Numbers
 from headrace.sources.postgres.captured import Captured, Changes
 from headrace.sources.postgres.group import Run
 from headrace.sources.postgres.protocol import Message, Rows, Truncate
+from headrace.sources.postgres.scratch import Scratch
 from headrace.sources.postgres.spill import size_of
 from headrace.sources.postgres.state import STOPPED
 from headrace.sources.postgres.transactions import Transaction
-from headrace.tables.collection import Collection
 from headrace.tables.keyed import GONE, key_words, probed, table_schema, versions
-from headrace.tables.packs import Packs
 from headrace.tables.table import ordered
 from headrace.tables.upkeep import State
 
@@ -61,8 +60,6 @@ PART_BYTES = 4 << 20
 """So much of a transaction is read at once; one with more is large."""
 STAGED_PARTS = 2
 """So many parts' worth of rows may wait to be staged."""
-OVERLAY_BYTES = 1 << 20
-"""So much of an overlay is written at once, and stays in memory until then."""
 
 
 class Overlay:
@@ -79,13 +76,8 @@ class Overlay:
         self._topic = captured.log.topic(captured.state.topic)
         self._below = True
         """Whether the topic's table counts where the overlay says nothing."""
-        self._begin()
-
-    def _begin(self) -> None:
-        self._packs = Packs(self._folder, cached=16)
-        self._collection = Collection(self._packs, self._schema)
         self._part = 1
-        self._attempt = self._packs.attempt(self._part)
+        self._scratch = Scratch(folder, self._schema)
 
     def add(self, rows: pa.RecordBatch, weight: Numbers) -> None:
         """Take in the changes of the next part."""
@@ -94,21 +86,18 @@ class Overlay:
             both, self._key, np.full(rows.num_rows, self._part), 0,
             changes=True, seed=0, schema=self._schema,
         )  # fmt: skip
-        self._collection = self._collection.plus(part, self._attempt)
+        self._scratch.add(part)
         self._part += 1
-        if self._attempt.bytes > OVERLAY_BYTES:
-            self._attempt.finish()
-            self._packs.drop_except(self._collection.pack_names(), older_than=self._part)
-            self._attempt = self._packs.attempt(self._part)
 
     def _state(self) -> State:
-        return State(self._topic, b"", 0, 0, 0, self._collection)
+        return State(self._topic, b"", 0, 0, 0, self._scratch.collection)
 
     def _touched(self, keys: list[pa.Array]) -> tuple[Numbers, pa.RecordBatch]:
         """Which of the keys it knows, and their rows; those that are gone too."""
-        if not self._collection.rows or not len(keys[0]):
-            return np.empty(0, np.int64), self._collection.empty()
-        return probed(self._state().collection, key_words(keys, 0), self._part)
+        collection = self._scratch.collection
+        if not collection.rows or not len(keys[0]):
+            return np.empty(0, np.int64), collection.empty()
+        return probed(collection, key_words(keys, 0), self._part)
 
     def lookup(self, keys: list[pa.Array]) -> tuple[Numbers, pa.RecordBatch]:
         """As `Captured.lookup`, with what the transaction has done."""
@@ -131,10 +120,8 @@ class Overlay:
             yield rows.take(pa.array(np.delete(np.arange(rows.num_rows), known)))
         for rows, _ in ordered(self._state(), self._part, (0,)):
             yield rows.select(self._own.names).cast(self._own)
-        self._attempt.forget()
-        shutil.rmtree(self._folder, ignore_errors=True)
         self._below = False
-        self._begin()
+        self._scratch = Scratch(self._folder, self._schema)
 
 
 @dataclass

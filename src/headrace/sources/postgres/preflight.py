@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import psycopg
+import pyarrow as pa
 
 from headrace import errors
 from headrace.sources.postgres import catalog
@@ -316,7 +317,9 @@ def _table(connection: Connection, table: TableInfo) -> Iterator[Finding]:
     if table.unlogged:
         why = "it writes no WAL, so no change of it is seen; ALTER TABLE ... SET LOGGED rewrites it"
         before.append(Finding("error", "is unlogged", where, why))
-    if not table.identity:
+    if not table.streamed:
+        before.append(Finding("error", "has no columns", where, "so there is nothing to capture"))
+    elif not table.identity:
         why = "updates and deletes would not say which row they change, and are refused"
         statements = tuple(_identity(connection, table))
         if not statements:
@@ -333,7 +336,11 @@ def _table(connection: Connection, table: TableInfo) -> Iterator[Finding]:
             what, why = f"column {identifier(column.name)}", "a topic's own columns are named so"
             before.append(Finding("warning", what, where, f"{why}: the table will be stopped"))
         try:
-            arrow_type(column.type, column.modifier)
+            kind = arrow_type(column.type, column.modifier)
+            if isinstance(kind, pa.ListType) and column.name in table.key:
+                what = f"column {identifier(column.name)} of its key is an array"
+                why = "no topic has such a key: the table will be stopped"
+                before.append(Finding("warning", what, where, why))
         except errors.TypeNotCarried as error:
             what = f"column {identifier(column.name)} is of type {column.type.name}"
             before.append(Finding("warning", what, where, f"{error.why}; {error.fix}"))

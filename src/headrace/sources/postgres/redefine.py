@@ -23,6 +23,13 @@ from headrace.sources.postgres.protocol import Relation
 from headrace.sources.postgres.values import arrow_type, told
 
 
+def refuse_reserved(names: Iterable[str]) -> None:
+    """Raise `ReservedName` for a column that is named as a topic's own are."""
+    for name in names:
+        if name.startswith("_"):
+            raise errors.ReservedName(f"column '{name}' starts with '_'", place=f"column '{name}'")
+
+
 def redefine(
     captured: Captured, relation: Relation, numeric_as_text: bool, save: Callable[[], None]
 ) -> None:
@@ -32,6 +39,7 @@ def redefine(
     """
     log, state, info = captured.log, captured.state, captured.info
     own = captured.own
+    refuse_reserved(column.name for column in relation.columns)
     wanted = {
         column.name: arrow_type(
             captured.types[column.type_oid], column.type_modifier, column=column.name,
