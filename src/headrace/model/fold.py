@@ -122,13 +122,17 @@ class ControlState:
     """group -> topic -> partition -> the next offset to read."""
     values: dict[str, Any] = field(default_factory=dict)
     by_id: dict[int, Topic] = field(default_factory=dict)
+    """Those that were deleted too: their ids and places are not given again."""
 
     def apply(self, control: Mapping[str, Any]) -> None:
         """Fold the control part of one accepted entry."""
         for data in control.get("topics", ()):
             topic = Topic.from_json(data)
-            self.topics[topic.name] = topic
             self.by_id[topic.id] = topic
+            if topic.deleted:
+                self.topics.pop(topic.name, None)
+            else:
+                self.topics[topic.name] = topic
         for group, topics in control.get("offsets", {}).items():
             committed = self.groups.setdefault(group, {})
             for topic_name, offsets in topics.items():
@@ -148,12 +152,16 @@ class ControlState:
     @property
     def slots(self) -> int:
         """How many places the array of partition ends has."""
-        return max((topic.slot + topic.partitions for topic in self.topics.values()), default=0)
+        return max((topic.slot + topic.partitions for topic in self.by_id.values()), default=0)
+
+    def revision(self, name: str) -> int:
+        """How often something was said of topics of this name, deleted ones too."""
+        return max((one.revision for one in self.by_id.values() if one.name == name), default=0)
 
     def to_json(self) -> dict[str, Any]:
         """As one control record that rebuilds this state from nothing."""
         return {
-            "topics": [topic.to_json() for topic in self.topics.values()],
+            "topics": [topic.to_json() for topic in self.by_id.values()],
             "offsets": self.groups,
             "values": self.values,
         }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from headrace import errors
 from headrace.model.keys import key_tag
+from headrace.model.policy import DEFAULTS, Policy
 from headrace.model.rows import opaque_schema
 from headrace.model.schema import RESERVED, Column, Schema, schema_of
 
@@ -37,6 +38,11 @@ class Topic:
     """Its first place in the array of partition ends, over all topics."""
     schemas: tuple[Schema, ...]
     """Every version, oldest first; version n is at index n - 1."""
+    policy: Policy = DEFAULTS
+    """What is kept of it, and for how long."""
+    revision: int = 1
+    """How many entries have said something of a topic of this name: the counter that guards it."""
+    deleted: bool = False
 
     @property
     def schema(self) -> Schema:
@@ -44,7 +50,10 @@ class Topic:
         return self.schemas[-1]
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in control records."""
+        """As it stands in control records; what says nothing is left out."""
+        more: dict[str, Any] = {"policy": self.policy.to_json(), "deleted": self.deleted}
+        if self.revision != len(self.schemas):
+            more["revision"] = self.revision
         return {
             "id": self.id,
             "name": self.name,
@@ -55,7 +64,12 @@ class Topic:
             "partitions": self.partitions,
             "slot": self.slot,
             "schemas": [schema.to_json() for schema in self.schemas],
+            **{name: value for name, value in more.items() if value},
         }
+
+    def revised(self, **changes: Any) -> Topic:
+        """The topic as the next entry about it says."""
+        return replace(self, revision=self.revision + 1, **changes)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Topic:
@@ -70,6 +84,9 @@ class Topic:
             partitions=data["partitions"],
             slot=data["slot"],
             schemas=tuple(Schema.from_json(schema) for schema in data["schemas"]),
+            policy=Policy.from_json(data.get("policy", {})),
+            revision=data.get("revision", len(data["schemas"])),
+            deleted=data.get("deleted", False),
         )
 
 

@@ -137,8 +137,8 @@ class EmbeddedLog:
         """
         asked = define(name, schema, key, event_time, partitions, kind)
         while True:
-            topics = self._control().topics
-            found = topics.get(name)
+            control = self._control()
+            found = control.topics.get(name)
             if found is not None:
                 if exist_ok and same_definition(found, asked):
                     return found
@@ -146,15 +146,10 @@ class EmbeddedLog:
                     f"topic '{name}' exists" + ("" if not exist_ok else " and differs"),
                     place=self.path,
                 )
-            slot = max((topic.slot + topic.partitions for topic in topics.values()), default=0)
-            topic = replace(asked, id=len(topics) + 1, slot=slot)
-            try:
-                control = {"topics": [topic.to_json()]}
-                expected = {TOPICS: len(topics), f"{TOPIC}{name}": 0}
-                self.append_entry([], control, expect=expected, require={})
-            except errors.Conflict:
-                continue  # somebody made a topic meanwhile: look again
-            return self.topic(name)
+            count, revision = len(control.by_id), control.revision(name)
+            topic = replace(asked, id=count + 1, slot=control.slots, revision=revision + 1)
+            if self._say(topic, {TOPICS: count}):
+                return self.topic(name)
 
     def alter_topic(self, name: str, **changes: Any) -> Topic:
         """Give a topic its next schema version: `add=`, `widen=`, `retire=`, `rename=`, `retype=`.
@@ -169,14 +164,30 @@ class EmbeddedLog:
                     f"topic '{name}' holds {topic.value}, not columns", place=f"topic '{name}'"
                 )
             schema = evolve(topic.schema, key=topic.key, event_time=topic.event_time, **changes)
-            data = topic.to_json()
-            data["schemas"].append(schema.to_json())
-            try:
-                expected = {f"{TOPIC}{name}": len(topic.schemas)}
-                self.append_entry([], {"topics": [data]}, expect=expected, require={})
-            except errors.Conflict:
-                continue
-            return self.topic(name)
+            if self._say(topic.revised(schemas=(*topic.schemas, schema))):
+                return self.topic(name)
+
+    def set_topic(self, name: str, **settings: Any) -> Topic:
+        """Change what is kept of a topic, from now on: see `headrace.model.policy.Policy`."""
+        while True:
+            topic = self.topic(name)
+            policy = topic.policy.changed(settings, f"topic '{name}'")
+            if policy == topic.policy or self._say(topic.revised(policy=policy)):
+                return self.topic(name)
+
+    def delete_topic(self, name: str) -> None:
+        """Forget a topic with its rows; the name can be used again, for another topic."""
+        while not self._say(self.topic(name).revised(deleted=True)):
+            pass
+
+    def _say(self, topic: Topic, expect: Mapping[str, int] | None = None) -> bool:
+        """Append what is true of a topic now; False if somebody else said something meanwhile."""
+        expected = {f"{TOPIC}{topic.name}": topic.revision - 1, **(expect or {})}
+        try:
+            self.append_entry([], {"topics": [topic.to_json()]}, expect=expected, require={})
+        except errors.Conflict:
+            return False
+        return True
 
     def topic(self, name: str) -> Topic:
         """A topic by its name."""
