@@ -443,6 +443,10 @@ class EmbeddedLog:
                 raise errors.LogClosed("the log was closed while waiting", place=self.path)
             lock.wait_changed(seen, left)
 
+    def starts(self, topic: str) -> list[int]:
+        """The first offset of each partition that is still held."""
+        return [0] * self.topic(topic).partitions
+
     def ends(self, topic: str) -> list[int]:
         """The next offset of each partition (entries not yet visible included)."""
         found = self.topic(topic)
