@@ -9,9 +9,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from headrace import errors
-from headrace.log.embedded.journal import Journal
 from headrace.log.embedded.sealed import SealedReader, missing
-from headrace.log.embedded.system import os_errors
+from headrace.log.embedded.system import System, os_errors
 from headrace.model.sealed import SealedFile
 
 FOLDER = "sealed"
@@ -23,25 +22,25 @@ def local_path(folder: str, name: str) -> str:
     return f"{folder}/{FOLDER}/{name}"
 
 
-def open_sealed(journal: Journal, described: SealedFile) -> SealedReader:
-    """Open a sealed file, wherever it is; gone or altered means damage."""
+def open_sealed(system: System, folder: str, described: SealedFile) -> SealedReader:
+    """Open a sealed file of the log in `folder`, wherever it is; gone or altered means damage."""
     try:
         if described.archive:
             path = f"{described.archive}/{described.name}"
             with os_errors("opening an archived file", path):
                 return SealedReader(ArchivedFile(path), described)
-        path = local_path(journal.folder, described.name)
+        path = local_path(folder, described.name)
         with os_errors("opening a sealed file", path):
-            return SealedReader(journal.system.open(path), described)
+            return SealedReader(system.open(path), described)
     except errors.IoFailed as error:
         if error.details["errno"] != errno.ENOENT:
             raise
         raise missing(described, path) from None
 
 
-def store(journal: Journal, described: SealedFile, archive: str) -> None:
+def store(system: System, folder: str, described: SealedFile, archive: str) -> None:
     """Copy a sealed file to an archive; it is whole there when this returns."""
-    source = journal.system.open(local_path(journal.folder, described.name))
+    source = system.open(local_path(folder, described.name))
     where, path = _filesystem(f"{archive}/{described.name}")
     with os_errors("writing to the archive", f"{archive}/{described.name}"):
         where.create_dir(path.rpartition("/")[0], recursive=True)
@@ -51,11 +50,11 @@ def store(journal: Journal, described: SealedFile, archive: str) -> None:
         where.move(f"{path}.part", path)
     source.close()
     if where.type_name == "local":  # an object store has it when it is closed; a disk may not
-        file = journal.system.open(path)
+        file = system.open(path)
         file.fdatasync()
         file.close()
-        journal.system.fsync_dir(path.rpartition("/")[0])
-    copy = open_sealed(journal, _at(described, archive))
+        system.fsync_dir(path.rpartition("/")[0])
+    copy = open_sealed(system, folder, _at(described, archive))
     try:
         for group in copy.groups():
             copy.verify(group)

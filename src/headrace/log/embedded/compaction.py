@@ -67,7 +67,7 @@ def compacted(
     base = 0
     try:
         for file in files:
-            reader = archive.open_sealed(journal, file)
+            reader = archive.open_sealed(journal.system, journal.folder, file)
             for group in reader.groups():
                 rows = int(group.spans["rows"].sum())
                 mask = keep[base : base + rows]
@@ -164,7 +164,7 @@ def _known(
         seeds = (2 * written.generation, 2 * written.generation + 1)
         own = [name for name in upgrade.schema.names if not name.startswith("_")]
         names = own if topic.kind == "changes" else list(topic.key)
-        reader = archive.open_sealed(journal, file)
+        reader = archive.open_sealed(journal.system, journal.folder, file)
         for group in reader.groups():
             rows = upgrade(reader.read(group, written.arrow.names))
             columns = [rows.column(name) for name in names]

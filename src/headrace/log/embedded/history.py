@@ -101,7 +101,7 @@ class Stream:
             if described is None or described.first > self._bounds.through:
                 return False
             try:
-                self._file = open_sealed(self._journal, described)
+                self._file = open_sealed(self._journal.system, self._journal.folder, described)
             except errors.LogDamaged:
                 self._journal.refresh_control()  # it may be elsewhere by now
                 if self._following() == described:

@@ -234,7 +234,7 @@ class Keeper:
             if topic.policy.archive is not None:
                 for file in going:
                     if not file.archive:
-                        archive.store(journal, file, topic.policy.archive)
+                        archive.store(journal.system, journal.folder, file, topic.policy.archive)
                         add.append(replace(file, archive=topic.policy.archive))
             elif going:
                 drop += [file.name for file in going]
