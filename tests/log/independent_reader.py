@@ -116,10 +116,15 @@ class Log:
     def _take(self, header: Any, control: dict[str, Any]) -> None:
         self.position = header.position
         self.counters |= {name: value + 1 for name, value in control.get("expect", {}).items()}
-        self.topics |= {topic["id"]: topic for topic in control.get("topics", ())}
+        for topic in control.get("topics", ()):
+            for committed in self.offsets.values() if topic["id"] not in self.topics else ():
+                committed.pop(topic["name"], None)
+            self.topics[topic["id"]] = topic
         self.values |= control.get("values", {})
         for group, topics in control.get("offsets", {}).items():
-            for topic, offsets in topics.items():
+            if topics is None:
+                self.offsets.pop(group, None)
+            for topic, offsets in (topics or {}).items():
                 self.offsets.setdefault(group, {}).setdefault(topic, {}).update(offsets)
 
     def read(self, topic: str) -> Iterator[tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace import errors
 
-FLOWS = ("buffer", "drop", "backpressure")
+FLOWS = BUFFER, DROP, BACKPRESSURE = ("buffer", "drop", "backpressure")
 """When a producer is faster than its readers: the disk keeps what is not read yet, up to the
 retention; rows that find no room are dropped, and counted; or the producer waits (R-A3)."""
 
@@ -71,5 +71,7 @@ def _fits(name: str, value: Any) -> bool:
         return value in FLOWS
     if value is None:
         return name.startswith("retention_")
+    if name == "flow_rows" and not value:
+        return False  # no row would ever have room
     number = isinstance(value, int) or (isinstance(value, float) and name.endswith("_seconds"))
     return number and not isinstance(value, bool) and 0 <= value < float("inf")
