@@ -229,8 +229,7 @@ def _overrule(
                 place=f"group '{group}'",
                 pids=[state.members[number].pid for number in alive],
             )
-        for number in set(state.members) - set(alive):
-            watch.forget(log.path, state.members[number].lock)
+        watch.forget(log.path, [one.lock for n, one in state.members.items() if n not in alive])
         return state.next(gone=list(state.members), topics=topics), control
 
     change(log, group, how)

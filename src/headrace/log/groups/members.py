@@ -110,15 +110,18 @@ class Membership:
     def join(self, starts: Callable[[GroupState], Mapping[str, Any]]) -> GroupState:
         """Become a member; `starts` says where partitions begin that were never committed."""
         me = Member(self._file.name, self._pid, self.topics, self.lease_seconds)
+        dead: list[str] = []
 
         def how(state: GroupState) -> tuple[GroupState, Mapping[str, Any]]:
             gone = set(state.members) - set(living(self.log, state))
+            dead[:] = [state.members[number].lock for number in gone]
             topics = topics_of(self.log, state, self.topics)
             after = state.next(member=me, gone=gone, topics=topics)
             return after, starts(after)
 
         state = change(self.log, self.group, how)
         self.number = state.generation
+        watch.forget(self.log.path, dead)
         return state
 
     def take_up(self, starts: Callable[[GroupState], Mapping[str, Any]]) -> GroupState:
@@ -189,8 +192,7 @@ class Membership:
             return (state.next(gone=gone), {}) if gone and self.number in state.members else None
 
         change(self.log, self.group, how)
-        for name in dead:
-            watch.forget(self.log.path, name)
+        watch.forget(self.log.path, dead)
 
     def _dead(self, state: GroupState) -> set[int]:
         return set(state.members) - set(living(self.log, state)) - {self.number}

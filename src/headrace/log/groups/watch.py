@@ -36,6 +36,7 @@ import select
 import struct
 import threading
 import weakref
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Protocol
 
@@ -114,10 +115,11 @@ def last_sign(folder: str, name: str) -> float | None:
     return float(_TIME.unpack(data)[0]) if len(data) == _TIME.size else None
 
 
-def forget(folder: str, name: str) -> None:
-    """Remove the file of a member that is dead."""
-    with contextlib.suppress(OSError):
-        os.unlink(f"{folder}/{MEMBERS}/{name}")
+def forget(folder: str, names: Iterable[str]) -> None:
+    """Remove the files of members that are dead."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            os.unlink(f"{folder}/{MEMBERS}/{name}")
 
 
 class Bereaved(Protocol):
