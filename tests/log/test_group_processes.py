@@ -215,6 +215,18 @@ def judge(files: list[Path], total: dict[int, int]) -> Counter[str]:
     return found
 
 
+def test_the_judge_sees_what_is_missing_and_what_came_too_late(tmp_path: Path) -> None:
+    history = tmp_path / "history.txt"
+    history.write_text("read 1 0 0\nread 2 0 1\ncommit 3 0 2\nread 2 0 1\n")
+    assert judge([history], {0: 2}) == {"read": 3, "commit": 1, "again": 1}
+    with pytest.raises(AssertionError, match="1 rows were read by nobody"):
+        judge([history], {0: 3})
+    with open(history, "a", encoding="utf-8") as file:
+        file.write("read 4 0 0\n")
+    with pytest.raises(AssertionError, match="1 rows were read again after a commit"):
+        judge([history], {0: 2})
+
+
 def stop(log: EmbeddedLog, child: Child) -> None:
     """Stop a process that does not hold a lock of the log: that would stop everybody."""
     while True:

@@ -460,6 +460,10 @@ class EmbeddedLog:
         """Forget a group and its offsets; see `reset_group` for `force`."""
         admin.delete(self, name, force=force)
 
+    def dropped(self, topic: str) -> int:
+        """How many rows of a topic whose flow is `drop` found no room, ever."""
+        return flow.dropped(self, self.topic(topic))
+
     def table(self, topic: str) -> KeyedTable:
         """The topic read by key: `get(keys, at=P)` and `scan(at=P)`. See `headrace.tables`."""
         found = self._tables.get(topic)
