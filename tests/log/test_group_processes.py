@@ -4,7 +4,7 @@ Caught: a death or a hang that is not seen, rows that nobody reads, rows read ag
 that covers them, a zombie that commits, a forked child that keeps its parent in the group. The
 leases of the tests of deaths are so long that they would run into the time limit if deaths were
 found by leases. Not caught: machines that stop as a whole; how long a take-over takes (measured by
-`benchmarks/bench_groups.py`).
+`./run bench groups`).
 """
 
 from __future__ import annotations
