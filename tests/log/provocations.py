@@ -45,7 +45,7 @@ def moved(folder: str, _: pytest.MonkeyPatch) -> None:
 
 
 def unknown_group(folder: str, _: pytest.MonkeyPatch) -> None:
-    log, _ = _reading(folder)
+    log = _reading(folder)[0]
     log.group("h")
 
 
@@ -56,12 +56,12 @@ def in_use(folder: str, _: pytest.MonkeyPatch) -> None:
 
 
 def exists(folder: str, _: pytest.MonkeyPatch) -> None:
-    log, _ = _reading(folder)
+    log = _reading(folder)[0]
     log.copy_group("g", "g")
 
 
 def full(folder: str, _: pytest.MonkeyPatch) -> None:
-    log, _ = _reading(folder)
+    log = _reading(folder)[0]
     log.set_topic("t", flow="backpressure", flow_rows=2, flow_seconds=0.01)
     log.append("t", [{"a": 3}])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -153,6 +154,35 @@ def test_the_first_rows_of_a_batch_are_kept_and_transactions_are_not_cut(t: Embe
     assert t.append("t", [t.stage("t", rows(6))]).dropped == 6
     assert t.append("t", rows(6)).dropped == 1
     assert t.dropped("t") == 5 + 6 + 6 + 1
+
+
+def test_a_producer_says_what_was_dropped(t: EmbeddedLog) -> None:
+    t.set_topic("t", flow="drop", flow_rows=10)
+    with t.producer("t") as producer:
+        for row in rows(25):
+            producer.send(row)
+    assert (producer.sent_total, producer.dropped_total) == (10, 15)
+
+
+def test_a_commit_that_is_tried_again_counts_once(
+    t: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outcome that is not known: the commit was taken, and is repeated."""
+    t.append("t", rows(100), partition=0)
+    with t.consumer("t", "g", flow="drop", flow_rows=20, follow=False) as consumer:
+        next(consumer)
+        original = t.append_entry
+
+        def unsure(*given: Any, **named: Any) -> Any:
+            original(*given, **named)
+            raise errors.Unknown("the disk went away for a moment")
+
+        monkeypatch.setattr(t, "append_entry", unsure)
+        with pytest.raises(errors.Unknown):
+            consumer.commit()
+        monkeypatch.undo()
+        consumer.commit()
+    assert [lag.skipped for lag in t.group("g").lags] == [80, 0]
 
 
 def test_changes_are_not_dropped(t: EmbeddedLog) -> None:

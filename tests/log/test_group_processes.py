@@ -169,6 +169,9 @@ RECORDED = """
         offsets = zip(batch.partition.to_pylist(), batch.offset.to_pylist())
         note("\\n".join(f"read {asked} {partition} {offset}" for partition, offset in offsets))
         time.sleep(chosen.random() * 0.004)
+        if chosen.random() < 0.01:
+            consumer.close()  # it leaves by itself
+            break
         if chosen.random() < 0.7:
             before = {p: at for p, at in consumer._places.get("t", {}).items()}
             try:

@@ -8,8 +8,11 @@ from arithmetic. Not caught: what needs real deaths (`test_group_processes.py`) 
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -129,6 +132,36 @@ def test_a_forgotten_consumer_is_a_dead_one(t: EmbeddedLog) -> None:
         gc.collect()
         assert len(next(other)) == 100  # the watch has put it out
     assert not lives(t.path, name)
+
+
+def test_without_inotify_a_death_is_found_when_leases_are_looked_at(
+    t: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoMore:
+        inotify_init1 = staticmethod(lambda _: -1)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: NoMore)
+    dead = t.consumer("t", "g", lease_seconds=600)
+    with t.consumer("t", "g", lease_seconds=0.6, timeout=30) as consumer:
+        dead._member._file.close()
+        assert len(next(consumer)) == 100
+
+
+def test_consumers_leave_nothing_behind(t: EmbeddedLog) -> None:
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    t.consumer("t", "g").close()
+    before = held()
+    for _ in range(20):
+        with t.consumer("t", "g", follow=False) as one, t.consumer("t", "h", follow=False) as two:
+            next(one)
+            next(two)
+    deadline = time.monotonic() + 20  # the thread of a watch ends a moment later
+    while held() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert held() <= before
+    assert os.listdir(f"{t.path}/locks/members") == []
 
 
 def test_the_end_of_the_log_ends_the_iteration(folder: str, t: EmbeddedLog) -> None:
@@ -447,6 +480,15 @@ def test_a_place_that_is_none_is_refused(t: EmbeddedLog) -> None:
     with pytest.raises(errors.UnknownGroup) as raised:
         t.reset_group("gg", "earliest")
     assert "did you mean 'g'?" in raised.value.fix
+
+
+def test_a_deleted_topic_is_no_hindrance(t: EmbeddedLog) -> None:
+    t.create_topic("x", "n bigint")
+    t.consumer(["t", "x"], "g").close()
+    t.delete_topic("x")
+    assert {move.topic for move in t.reset_group("g", "latest")} == {"t"}
+    assert {move.topic for move in t.copy_group("g", "h")} == {"t"}
+    assert {lag.topic for lag in t.group("g").lags} == {"t"}
 
 
 def test_a_group_in_use_is_not_moved_unless_forced(t: EmbeddedLog) -> None:

@@ -13,6 +13,7 @@ from headrace.cli.options import (
     Command,
     Group,
     aligned,
+    ask,
     counted,
     json_option,
     lasting,
@@ -197,10 +198,8 @@ def delete(name: str, yes: bool, force: bool, path: str, as_json: bool) -> None:
     with open_log(path) as log:
         found = log.group(name)
         if not yes:
-            if as_json:
-                raise BadUsage("with --json nothing is asked", fix="add --yes")
-            talk(f"This forgets the offsets of '{name}': {_events(found.lag)} events behind.")
-            click.confirm(f"Delete '{name}'?", abort=True, err=True)
+            said = f"This forgets the offsets of '{name}', {_events(found.lag)} events behind."
+            ask(said, f"Delete '{name}'?", as_json=as_json)
         log.delete_group(name, force=force)
     if as_json:
         click.echo(json.dumps({"group": name}))

@@ -11,6 +11,7 @@ import click
 
 from headrace.cli.options import (
     Command,
+    ask,
     counted,
     json_option,
     lasting,
@@ -20,7 +21,6 @@ from headrace.cli.options import (
     sized,
     talk,
 )
-from headrace.errors import BadUsage
 
 if TYPE_CHECKING:
     from headrace.model.policy import Policy
@@ -88,10 +88,8 @@ def delete(name: str, yes: bool, path: str, as_json: bool) -> None:
     with open_log(path) as log:
         rows = sum(log.ends(name))
         if not yes:
-            if as_json:
-                raise BadUsage("with --json nothing is asked", fix="add --yes")
-            talk(f"This deletes topic '{name}' and its {counted(rows, 'row')}.")
-            click.confirm(f"Delete '{name}'?", abort=True, err=True)
+            said = f"This deletes topic '{name}' and its {counted(rows, 'row')}."
+            ask(said, f"Delete '{name}'?", as_json=as_json)
         log.delete_topic(name)
     if as_json:
         click.echo(json.dumps({"topic": name, "rows": rows}))

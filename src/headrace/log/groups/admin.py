@@ -162,7 +162,7 @@ def reset(
     state = known(log, group)
     have = log.offsets(group)
     wanted = [topics] if isinstance(topics, str) else topics
-    wanted = [*dict.fromkeys([*have, *state.topics])] if wanted is None else list(wanted)
+    wanted = _topics(log, state, have) if wanted is None else list(wanted)
     moves = []
     for name in wanted:
         topic = log.topic(name)
@@ -176,10 +176,7 @@ def reset(
             before = have.get(name, {}).get(partition)
             moves.append(Move(name, partition, before, places[partition]))
     if not dry_run:
-        offsets: dict[str, dict[str, int]] = {}
-        for move in moves:
-            offsets.setdefault(move.topic, {})[str(move.partition)] = move.after
-        _overrule(log, group, {"offsets": {group: offsets}}, force=force)
+        _move(log, group, moves, force=force)
     return moves
 
 
@@ -190,17 +187,15 @@ def copy(log: EmbeddedLog, source: str, group: str, to: Place | None = None) -> 
     state = known(log, source)
     have = log.offsets(source)
     if to is None:
-        moves = [Move(t, p, None, at) for t, places in have.items() for p, at in places.items()]
+        there = {name: have.get(name, {}) for name in _topics(log, state, have)}
+        moves = [Move(t, p, None, at) for t, places in there.items() for p, at in places.items()]
     else:
         moves = [
             Move(name, partition, None, at)
-            for name in dict.fromkeys([*have, *state.topics])
+            for name in _topics(log, state, have)
             for partition, at in enumerate(resolve(log, name, to))
         ]
-    offsets: dict[str, dict[str, int]] = {}
-    for move in moves:
-        offsets.setdefault(move.topic, {})[str(move.partition)] = move.after
-    _overrule(log, group, {"offsets": {group: offsets}}, force=False)
+    _move(log, group, moves, force=False)
     return moves
 
 
@@ -208,6 +203,20 @@ def delete(log: EmbeddedLog, group: str, *, force: bool = False) -> None:
     """Forget a group and its offsets; nobody waits for it any more."""
     known(log, group)
     _overrule(log, group, {"offsets": {group: None}}, force=force, topics={})
+
+
+def _topics(log: EmbeddedLog, state: GroupState, have: Mapping[str, object]) -> list[str]:
+    """The topics of a group that are still there."""
+    return [
+        topic.name for topic in log.topics() if topic.name in have or topic.name in state.topics
+    ]
+
+
+def _move(log: EmbeddedLog, group: str, moves: Sequence[Move], *, force: bool) -> None:
+    offsets: dict[str, dict[str, int]] = {}
+    for move in moves:
+        offsets.setdefault(move.topic, {})[str(move.partition)] = move.after
+    _overrule(log, group, {"offsets": {group: offsets}}, force=force)
 
 
 def _overrule(

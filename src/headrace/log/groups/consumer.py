@@ -35,7 +35,8 @@ order. One reading a topic and not one for all: each starts at offsets of its ow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -153,6 +154,8 @@ class Consumer:
         """Partitions that are not read any more, and until when a commit is waited for."""
         self._skips: dict[tuple[str, int], list[tuple[int, str, int]]] = {}
         """What was skipped and is not committed: up to which offset, why, how much."""
+        self._counted: dict[tuple[str, int], Counter[str]] = {}
+        """What was skipped before, as committed: a commit that is tried again counts the same."""
         self._readings: dict[str, Reading] = {}
         self._rest: Batch | None = None
         self._turns: list[str] = []
@@ -295,6 +298,9 @@ class Consumer:
         if count > 0:
             places[partition] = to
             self.skipped[why] += count
+            if (topic, partition) not in self._counted:
+                known = self._log.value(skipped_name(self.group, topic, partition)) or {}
+                self._counted[topic, partition] = Counter(known)
             self._skips.setdefault((topic, partition), []).append((to, why, count))
 
     def _counts(self, offsets: Offsets) -> dict[str, Any]:
@@ -302,13 +308,10 @@ class Consumer:
         values: dict[str, Any] = {}
         for (topic, partition), skips in self._skips.items():
             through = offsets.get(topic, {}).get(partition, -1)
-            covered = [(why, count) for to, why, count in skips if to <= through]
+            covered = _summed(skip for skip in skips if skip[0] <= through)
             if covered:
                 name = skipped_name(self.group, topic, partition)
-                found = {"gone": 0, "dropped": 0, **(self._log.value(name) or {})}
-                for why, count in covered:
-                    found[why] += count
-                values[name] = found
+                values[name] = dict(self._counted[topic, partition] + covered)
         return values
 
     # -- committing -------------------------------------------------------------------------
@@ -385,8 +388,10 @@ class Consumer:
                 if partition in self._committed.get(topic, ()):
                     self._committed[topic][partition] = to
                     self._places[topic][partition] = max(to, self._places[topic][partition])
-                left = [s for s in self._skips.get((topic, partition), ()) if s[0] > to]
-                self._skips[topic, partition] = left
+                for skip in self._skips.get((topic, partition), [])[:]:
+                    if skip[0] <= to:
+                        self._counted[topic, partition] += _summed([skip])
+                        self._skips[topic, partition].remove(skip)
 
     def _settle(self) -> None:
         """See how the user's transactions ended: what was not taken comes again."""
@@ -451,7 +456,7 @@ class Consumer:
         for topic in list(self._readings):
             self._stop_reading(topic)
         self._known, self._places, self._committed = None, {}, {}
-        self._leaving, self._skips, self._turns = {}, {}, []
+        self._leaving, self._skips, self._counted, self._turns = {}, {}, {}, []
         self._pending = []
 
     def _adopt(self, state: GroupState) -> None:
@@ -468,7 +473,7 @@ class Consumer:
                 kept = owned.get(topic, frozenset())
             for partition in set(self._places[topic]) - kept:
                 del self._places[topic][partition], self._committed[topic][partition]
-                self._skips.pop((topic, partition), None)
+                self._forget_skips(topic, partition)
         for topic, partitions in owned.items():
             for partition in partitions - set(self._places.get(topic, ())):
                 self._begin(topic, partition, committed[topic][partition])
@@ -494,7 +499,11 @@ class Consumer:
     def _begin(self, topic: str, partition: int, offset: int) -> None:
         self._places.setdefault(topic, {})[partition] = offset
         self._committed.setdefault(topic, {})[partition] = offset
+        self._forget_skips(topic, partition)
+
+    def _forget_skips(self, topic: str, partition: int) -> None:
         self._skips.pop((topic, partition), None)
+        self._counted.pop((topic, partition), None)
 
     def _hand_over(self) -> None:
         """Give away what is meant for others, once all that was handed out of it is committed."""
@@ -548,6 +557,13 @@ class Consumer:
         """The group, and what it reads."""
         count = sum(map(len, self.assignment.values()))
         return f"<consumer {self._member.number} of '{self.group}': {count} partitions>"
+
+
+def _summed(skips: Iterable[tuple[int, str, int]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for _, why, count in skips:
+        found[why] += count
+    return found
 
 
 def _control(group: str, offsets: Offsets, values: Mapping[str, Any]) -> dict[str, Any]:
