@@ -32,7 +32,7 @@ def put_out(folder: str, _: pytest.MonkeyPatch) -> None:
 
 
 def left(folder: str, _: pytest.MonkeyPatch) -> None:
-    _, consumer = _reading(folder)
+    consumer = _reading(folder)[1]
     consumer.close()
     consumer.commit()
 

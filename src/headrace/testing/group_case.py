@@ -277,7 +277,7 @@ class GroupCase:
         self.members[group] = []
         self.join(group)
         (last,) = self.members[group]
-        for _ in range(3):
+        for _ in range(5):  # a lease is over, it is looked at, what was freed is read
             self.clock.now += 0.5 * LEASE
             while self._take(group, last) is not None:
                 last.consumer.commit()
