@@ -231,11 +231,11 @@ def test_what_is_too_old_goes_and_who_missed_it_is_told_what(log: EmbeddedLog) -
     assert len(contents(log, "other")) == 1
     with pytest.raises(errors.OffsetsGone) as told:
         next(behind)
-    assert told.value.details["gone"] == {0: [10, 50]}
+    assert told.value.details["partitions"] == {0: [10, 49]}
     assert "offsets 10 to 49 of partition 0" in told.value.fact
     with pytest.raises(errors.OffsetsGone) as told:
         list(log.read("a", {0: 7}))
-    assert told.value.details["gone"] == {0: [7, 50]}
+    assert told.value.details["partitions"] == {0: [7, 49]}
     assert [one[3] for one in contents(log, "a", start={0: 50})] == [50]
     assert [one[3] for one in contents(log, "a", after=at)] == [50]
     assert checked(log.path).ok
