@@ -45,6 +45,7 @@ from tests.capture.provocations import PROVOCATIONS as OF_RESUME
 from tests.derived.provocations import PROVOCATIONS as OF_FOLLOWERS
 from tests.log.kit import Child, Machine, flip, machine_log
 from tests.pipelines.provocations import PROVOCATIONS as OF_VIEWS
+from tests.queries.provocations import PROVOCATIONS as OF_QUERIES
 from tests.runtime.provocations import PROVOCATIONS as OF_PROJECTS
 from tests.serving.provocations import PROVOCATIONS as OF_SERVING
 
@@ -660,6 +661,20 @@ def of_serving(code: str) -> Provocation:
 
 for serving_code in OF_SERVING:
     provokes(serving_code)(of_serving(serving_code))
+
+
+# --- queries --------------------------------------------------------------------------------------
+
+
+def of_queries(code: str) -> Provocation:
+    def by_query(bench: Bench) -> None:
+        OF_QUERIES[code](bench.folder, bench.patch)
+
+    return by_query
+
+
+for query_code in OF_QUERIES:
+    provokes(query_code)(of_queries(query_code))
 
 
 # --- the walk -------------------------------------------------------------------------------------

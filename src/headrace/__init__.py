@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headrace.model.records import Batch, Piece, Receipt
     from headrace.model.topic import Topic
     from headrace.pipelines.pipeline import Pipeline
+    from headrace.queries.query import Query, sql
     from headrace.runtime.tokens import rows
     from headrace.sources.debezium import debezium
     from headrace.sources.postgres.capture import Capture
@@ -45,10 +46,12 @@ _LAZY = {
     "Transaction": "headrace.log.transaction",
     "Writer": "headrace.log.writer",
     "Pipeline": "headrace.pipelines.pipeline",
+    "Query": "headrace.queries.query",
     "SQLite": "headrace.derived.targets",
     "Table": "headrace.derived.targets",
     "debezium": "headrace.sources.debezium",
     "rows": "headrace.runtime.tokens",
+    "sql": "headrace.queries.query",
 }
 
 
@@ -107,6 +110,7 @@ __all__ = [
     "Piece",
     "Pipeline",
     "Producer",
+    "Query",
     "Receipt",
     "SQLite",
     "Table",
@@ -119,4 +123,5 @@ __all__ = [
     "debezium",
     "errors",
     "rows",
+    "sql",
 ]

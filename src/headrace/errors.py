@@ -1197,3 +1197,54 @@ class UnknownAside(UsageError):
     title = "there is no such row set aside"
     why = "it was applied or dropped meanwhile, or the name is another one"
     fix = "see 'headrace aside ls'"
+
+
+# --- queries --------------------------------------------------------------------------------------
+
+
+class NoDuckDB(UsageError):
+    """SQL needs DuckDB, and it is not installed."""
+
+    code = "HR-SQL-001"
+    title = "DuckDB is not installed"
+    why = "queries in SQL are answered by DuckDB; the base install does without it"
+    fix = "pip install 'headrace[sql]'"
+
+
+class BadQuery(UsageError):
+    """A query was not understood, or failed on the way."""
+
+    code = "HR-SQL-002"
+    title = "the query is not understood, or fails"
+    why = "the text is not SQL as DuckDB understands it, or a value does not allow what is asked"
+    fix = "correct the query at the place that is shown"
+
+
+class UnknownTable(UsageError):
+    """A query names a table that is not there."""
+
+    code = "HR-SQL-003"
+    title = "there is no such table"
+    why = (
+        "every topic is a table by its name, and by the end of its name where only one is meant; "
+        'names with dashes need quotes: "my-topic"'
+    )
+    fix = "see 'headrace topic ls'"
+
+
+class QueryRefused(UsageError):
+    """A query would do something else than read the log."""
+
+    code = "HR-SQL-004"
+    title = "a query can only read the log"
+    why = "files, the network, settings and other tables are out of reach, whoever wrote the query"
+    fix = "ask with SELECT; change topics with 'headrace topic', write files with --output"
+
+
+class QueryTooLarge(TransientError):
+    """A query needs more memory than it may have."""
+
+    code = "HR-SQL-005"
+    title = "the query needs more memory than it may have"
+    why = "what DuckDB must hold at once does not fit, also with the rest in temporary files"
+    fix = "give it more: --memory 4GB; or ask for less: fewer columns, groups or distinct values"

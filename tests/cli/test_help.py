@@ -18,6 +18,7 @@ COMMANDS = [
     ("table", "scan"),
     ("log", "check"),
     ("log", "stats"),
+    ("sql",),
     ("demo",),
     *((name,) for name in ("init", "run", "restart", "status", "doctor", "plan")),
 ]

@@ -30,6 +30,7 @@ COMMANDS = {
     "plan": "Say what a project or a pipeline file would change.",
     "restart": "Start a part of the running project anew.",
     "run": "Run a project, or keep the views of one pipeline file right.",
+    "sql": "Ask topics, tables and views in SQL.",
     "status": "Show how a project is.",
     "table": "Read a topic by key, as it is or was at a position.",
     "topic": "Create, list, show, append to, read and follow topics.",

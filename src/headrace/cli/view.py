@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace.cli.formats import chosen, destination, format_options
 from headrace.cli.options import (
     Command,
     Group,
@@ -15,7 +16,6 @@ from headrace.cli.options import (
     json_option,
     log_option,
     open_log,
-    stdout,
     talk,
 )
 from headrace.errors import UnknownTopic, nearest
@@ -129,12 +129,7 @@ def show(name: str, path: str, as_json: bool) -> None:
     show_default=True,
     help="With --after: how long to wait.",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["ndjson", "arrow", "table"]),
-    help="A JSON object a line (default), an Arrow IPC stream, or a table for the eye.",
-)
+@format_options()
 @log_option
 @json_option
 def read(
@@ -143,21 +138,19 @@ def read(
     after: str | None,
     timeout: float,
     form: str | None,
+    output: str | None,
     path: str,
     as_json: bool,
 ) -> None:
     """Print the rows of view NAME."""
-    from headrace.cli.output import row_writer
+    from headrace.cli.output import row_writer, write_all
     from headrace.runtime.tokens import rows as rows_of
 
-    del as_json  # a JSON object a line is the default
-    with open_log(path) as log:
+    form = chosen(form, output, as_json=as_json)
+    with open_log(path) as log, destination(output) as stream:
         topic = log.topic(one_of(log, name)["view"])
         rows = rows_of(log, topic.name, after=after, timeout=timeout, at=at)
-        writer = row_writer(form or "ndjson", topic, rows.schema, stdout())
-        for batch in rows.to_batches():
-            writer.write(batch, log.position)
-        writer.close()
+        write_all(row_writer(form, topic, rows.schema, stream), rows.to_batches(), log.position)
 
 
 @view.command(
