@@ -23,6 +23,7 @@ from headrace.settings import LogSettings
 
 if TYPE_CHECKING:
     from headrace.derived.targets import SQLite, Table
+    from headrace.log.embedded.backup import restore
     from headrace.log.embedded.log import EmbeddedLog
     from headrace.log.producer import Producer
     from headrace.log.transaction import Transaction
@@ -50,6 +51,7 @@ _LAZY = {
     "SQLite": "headrace.derived.targets",
     "Table": "headrace.derived.targets",
     "debezium": "headrace.sources.debezium",
+    "restore": "headrace.log.embedded.backup",
     "rows": "headrace.runtime.tokens",
     "sql": "headrace.queries.query",
 }
@@ -122,6 +124,7 @@ __all__ = [
     "connect",
     "debezium",
     "errors",
+    "restore",
     "rows",
     "sql",
 ]

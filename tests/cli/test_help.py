@@ -18,6 +18,8 @@ COMMANDS = [
     ("table", "scan"),
     ("log", "check"),
     ("log", "stats"),
+    ("log", "backup"),
+    ("log", "restore"),
     ("sql",),
     ("demo",),
     *((name,) for name in ("init", "run", "restart", "status", "doctor", "plan")),

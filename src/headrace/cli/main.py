@@ -26,7 +26,7 @@ COMMANDS = {
     "doctor": "Look whether all that a project needs is there.",
     "explain": "Explain an error by its code; without a code, list them all.",
     "init": "Make a small project that works.",
-    "log": "Check a log and see what is in it.",
+    "log": "Check a log, see what is in it, make a backup and restore it.",
     "plan": "Say what a project or a pipeline file would change.",
     "restart": "Start a part of the running project anew.",
     "run": "Run a project, or keep the views of one pipeline file right.",

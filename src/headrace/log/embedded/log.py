@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from headrace import errors
 from headrace.interfaces import KeyedTable, Part
 from headrace.log.embedded import live as shared
 from headrace.log.embedded.drafting import Drafter
+from headrace.log.embedded.history import Histories, histories
 from headrace.log.embedded.housekeeping import Housekeeper
 from headrace.log.embedded.journal import Journal, Taken
 from headrace.log.embedded.packing import HeadersOfRows, Packer
@@ -34,6 +35,9 @@ from headrace.model.fold import OWN_COUNTERS, ControlState, check_counter
 from headrace.model.records import Piece, Receipt
 from headrace.model.topic import Topic, define, same_definition
 from headrace.settings import DURABILITIES, LogSettings
+
+if TYPE_CHECKING:
+    from headrace.log.embedded.backup import Backup
 
 TOPICS = f"{OWN_COUNTERS}topics"
 TOPIC = f"{OWN_COUNTERS}topic/"
@@ -419,6 +423,23 @@ class EmbeddedLog:
     def since(self) -> int:
         """The oldest position at which the log is whole."""
         return self.journal.since
+
+    @property
+    def history(self) -> str:
+        """What its positions are of: the log's id, or another name since it was restored."""
+        return self._histories().current
+
+    def knows(self, history: str, position: int) -> bool:
+        """Whether this position of that history is in the past of this log, and means the same."""
+        return position <= self.position and self._histories().knows(history, position)
+
+    def _histories(self) -> Histories:
+        return histories(self._system, self.path, self.journal.log_id)
+
+    def backup(self, to: str | os.PathLike[str]) -> Backup:
+        """Copy the log at its newest position to a folder, while it goes on; see `hr.restore`."""
+        found: Backup = importlib.import_module("headrace.log.embedded.backup").backup(self, to)
+        return found
 
     def wait(self, position: int, timeout: float | None = None) -> int:
         """Return the newest visible position once it is at least `position`; else `WaitTimeout`."""
