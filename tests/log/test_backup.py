@@ -299,6 +299,42 @@ def test_writers_in_other_processes_go_on_or_die(
     assert killed or positions[-1] > positions[0]
 
 
+BACKING_UP = """
+log = hr.connect(folder, journal_bytes_first=16384, journal_bytes_max=16384, chunk_bytes=4096)
+say("ready")
+while True:
+    log.append("t", [{"a": 1, "b": "z" * 500}] * 5)
+    log.backup(sys.argv[2])
+    say("made")
+"""
+
+
+def test_a_backup_that_is_killed_leaves_a_whole_one_or_none(
+    log: EmbeddedLog, tmp_path: Path
+) -> None:
+    outcomes = []
+    rng = Random(11)
+    for round_ in range(8):
+        target, folder = tmp_path / f"b{round_ // 4}", tmp_path / f"r{round_}"
+        with Child(log.path, BACKING_UP, target) as child:
+            assert child.line() == "ready"
+            if round_ % 4:  # the first is killed before it has made one, or not
+                assert child.line() == "made"
+            timer = threading.Timer(rng.random() * 0.2, child.kill)
+            timer.start()
+            timer.join()
+        try:
+            made = hr.restore(target, folder)
+        except errors.NotABackup:
+            outcomes.append(0)
+            continue
+        checked(folder)
+        with hr.connect(folder) as restored:
+            assert content(restored, made.position) == content(log, made.position)
+        outcomes.append(made.position)
+    assert all(outcomes[at] for at in range(8) if at % 4)
+
+
 # --- crashes --------------------------------------------------------------------------------------
 
 

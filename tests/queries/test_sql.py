@@ -125,6 +125,7 @@ def test_changes_are_rows_now_and_their_history_has_places(shop: EmbeddedLog) ->
     assert found.column("_weight").to_pylist() == [1, -1]
     assert found.column("_offset").to_pylist() == [5, 6]
     assert rows(shop, 'select count(*) from history."shop.public.orders"') == [(7,)]
+    assert rows(shop, "select max(_position) from history.orders") == [(7,)]
 
 
 def test_events_are_their_rows_and_latest_is_the_last_of_each_key(shop: EmbeddedLog) -> None:

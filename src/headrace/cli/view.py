@@ -142,15 +142,24 @@ def read(
     path: str,
     as_json: bool,
 ) -> None:
-    """Print the rows of view NAME."""
+    """Print the rows of view NAME: in the order of its key, a few at a time, if it has one."""
     from headrace.cli.output import row_writer, write_all
     from headrace.runtime.tokens import rows as rows_of
+    from headrace.runtime.tokens import wait_topic
 
     form = chosen(form, output, as_json=as_json)
     with open_log(path) as log, destination(output) as stream:
         topic = log.topic(one_of(log, name)["view"])
-        rows = rows_of(log, topic.name, after=after, timeout=timeout, at=at)
-        write_all(row_writer(form, topic, rows.schema, stream), rows.to_batches(), log.position)
+        if after is not None and at is None:
+            at = wait_topic(log, topic.name, after, timeout)
+        if topic.key:
+            reader = log.table(topic.name).scan(at=at)
+            own = reader.schema.names[:-1]  # the last is `_position`
+            schema, rows = reader.schema.remove(len(own)), (batch.select(own) for batch in reader)
+        else:
+            whole = rows_of(log, topic.name, at=at)
+            schema, rows = whole.schema, iter(whole.to_batches())
+        write_all(row_writer(form, topic, schema, stream), rows, log.position)
 
 
 @view.command(

@@ -1,0 +1,73 @@
+"""A capture whose log was restored from a backup, on a real server (R-B3, R-A13).
+
+Caught: a capture that goes on over a gap, a gap without its name, a way out that leaves rows which
+the database no longer has, a refusal where nothing is lost. Not caught: what other sources do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import headrace as hr
+from headrace import errors
+from headrace.log.embedded.log import EmbeddedLog
+from headrace.sources.postgres.remove import remove
+from tests.capture.conftest import Database
+
+
+def rows(log: EmbeddedLog) -> list[tuple[int, str]]:
+    found = log.table("shop.public.t").scan().read_all().to_pylist()
+    return [(row["id"], row["v"]) for row in found]
+
+
+def captured(log: EmbeddedLog, database: Database) -> None:
+    hr.capture(log, "shop", database.dsn()).run("caught up")
+
+
+def test_the_gap_has_its_name_and_the_way_out_leads_out(database: Database, tmp_path: Path) -> None:
+    """Rows that came, changed and went after the backup: refused, and right after a new reading."""
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key, v text)")
+        connection.execute("insert into t select n, 'old' from generate_series(1, 50) n")
+        with hr.connect(tmp_path / "log") as log:
+            captured(log, database)
+            log.backup(tmp_path / "backup")
+            connection.execute("insert into t values (100, 'new')")
+            connection.execute("update t set v = 'changed' where id = 2")
+            connection.execute("delete from t where id = 3")
+            captured(log, database)
+        hr.restore(tmp_path / "backup", tmp_path / "restored")
+        with hr.connect(tmp_path / "restored") as log:
+            before = log.ends("shop.public.t")
+            with pytest.raises(errors.LogRestored) as caught:
+                captured(log, database)
+            assert "remove the capture and add it again" in caught.value.fix
+            assert rows(log) == [(n, "old") for n in range(1, 51)]
+            assert log.ends("shop.public.t") == before, "it took nothing"
+            remove(log, "shop", connection)
+            captured(log, database)
+            wanted = connection.execute("select id, v from t order by id").fetchall()
+            assert rows(log) == wanted
+            connection.execute("insert into t values (101, 'after')")
+            captured(log, database)
+            assert rows(log)[-1] == (101, "after")
+
+
+def test_nothing_is_refused_where_the_server_still_has_it(
+    database: Database, tmp_path: Path
+) -> None:
+    """A backup that is as new as what was confirmed loses nothing, and goes on."""
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key, v text)")
+        with hr.connect(tmp_path / "log") as log:
+            captured(log, database)
+            connection.execute("insert into t values (1, 'one')")
+            captured(log, database)
+            log.backup(tmp_path / "backup")
+        connection.execute("insert into t values (2, 'two')")
+        hr.restore(tmp_path / "backup", tmp_path / "restored")
+        with hr.connect(tmp_path / "restored") as log:
+            captured(log, database)
+            assert rows(log) == [(1, "one"), (2, "two")]
