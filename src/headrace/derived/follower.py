@@ -235,6 +235,8 @@ class Follower:
                 )
             if self._writer is None:
                 self._writer = self._claimed()
+            while mark.log not in ("", own) and self._writer.epoch <= mark.epoch:
+                self._writer = self._claimed()  # the log that this one was restored from went on
             if mark.epoch != self._writer.epoch:
                 mark = target.mark(self._writer.epoch, own)
         except BaseException:

@@ -134,10 +134,9 @@ def backup(log: EmbeddedLog, to: str | os.PathLike[str]) -> Backup:
     if journal.live.words[shared.DAMAGED]:
         raise journal.files.damage(journal.live.words[shared.DAMAGED])
     system, folder = journal.system, os.fspath(to)
-    before = _previous(system, folder, journal)
     with os_errors("making a backup", folder), _keeping(journal):
-        copying = _Copying(journal, folder, before)
-        made = copying.run()
+        before = _previous(system, folder, journal)
+        made = _Copying(journal, folder, before).run()
         _publish(system, made, before)
     return made
 
