@@ -6,6 +6,8 @@ the database no longer has, a refusal where nothing is lost. Not caught: what ot
 
 from __future__ import annotations
 
+import itertools
+import threading
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,48 @@ def test_nothing_is_refused_where_the_server_still_has_it(
         with hr.connect(tmp_path / "restored") as log:
             captured(log, database)
             assert rows(log) == [(1, "one"), (2, "two")]
+
+
+def test_backups_beside_a_running_capture_have_transactions_whole(
+    database: Database, tmp_path: Path
+) -> None:
+    """Each transaction writes one id to two tables: a backup has it in both or in none."""
+    over = threading.Event()
+
+    def write() -> None:
+        with database.connect(autocommit=False) as connection:
+            for number in itertools.count():
+                if over.is_set():
+                    return
+                connection.execute("insert into a values (%s)", (number,))
+                connection.execute("insert into b values (%s)", (number,))
+                connection.commit()
+
+    with database.connect() as connection, hr.connect(tmp_path / "log") as log:
+        for table in ("a", "b"):
+            connection.execute(f"create table {table} (id int primary key)")
+        shop = hr.capture(log, "shop", database.dsn())
+        shop.run("caught up")
+        running = [threading.Thread(target=one) for one in (write, shop.run)]
+        for thread in running:
+            thread.start()
+        counts = []
+        try:
+            seen = log.position
+            for number in range(4):
+                seen = log.wait(seen + 3, 60)
+                log.backup(tmp_path / "backup")
+                hr.restore(tmp_path / "backup", tmp_path / f"r{number}")
+                with hr.connect(tmp_path / f"r{number}") as restored:
+                    both = "select (select list(id order by id) from a) as a, "
+                    both += "(select list(id order by id) from b) as b"
+                    (row,) = hr.sql(restored, both).to_pylist()
+                    assert row["a"] == row["b"]
+                    counts.append(len(row["a"]))
+        finally:
+            over.set()
+            shop.stop()
+            for thread in running:
+                thread.join()
+        assert counts == sorted(counts)
+        assert counts[-1] > counts[0]

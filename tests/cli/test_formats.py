@@ -186,6 +186,17 @@ def test_every_reading_command_writes_every_format(
     assert pq.read_table(io.BytesIO(parquet)).num_rows == 9
 
 
+def test_a_topic_without_rows_still_says_its_columns(headrace: Headrace) -> None:
+    headrace("topic", "create", "t", "id int, v string")
+    assert headrace("topic", "read", "t", "--format", "csv").out == "id,v\n"
+    arrow = headrace("topic", "read", "t", "--format", "arrow").data
+    assert pa.ipc.open_stream(arrow).read_all().schema.names == ["id", "v"]
+    parquet = headrace("topic", "read", "t", "--format", "parquet").data
+    assert pq.read_table(io.BytesIO(parquet)).schema.names == ["id", "v"]
+    headrace("topic", "create", "u", "id int, v string")
+    assert headrace("topic", "append", "u", "--format", "csv", stdin="id,v\n").code == 0
+
+
 def test_a_file_appears_only_when_it_is_whole(headrace: Headrace, tmp_path: Path) -> None:
     headrace("topic", "create", "t", "id int")
     headrace("topic", "append", "t", stdin='{"id": 1}')
