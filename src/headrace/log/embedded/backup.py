@@ -32,7 +32,7 @@ are garbage), or the new one with all of its own; without any manifest it is not
 puts `headrace.json`, without which there is no log, in place last.
 
 **After a restore** the log has its old id and its old positions through P, and a new history from
-there on (`history`).
+there on (`restored`).
 
 Rejected: holding the append lock for the copy (writers would wait for a disk); hard links (an image
 on the same disk is no backup, and the newest file goes on changing); parsing all bodies (`log
@@ -55,11 +55,11 @@ from headrace import errors
 from headrace.log.embedded import live as shared
 from headrace.log.embedded.checkpoint import Checkpoint
 from headrace.log.embedded.format import address_of, place_of
-from headrace.log.embedded.history import NAME as RESTORED
-from headrace.log.embedded.history import histories
 from headrace.log.embedded.journal import Journal
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.embedded.recovery import FOLDERS, FORMAT_FILE
+from headrace.log.embedded.restored import NAME as RESTORED
+from headrace.log.embedded.restored import histories
 from headrace.log.embedded.system import EVERYBODY, File, OsSystem, System, os_errors
 
 FORMAT = 1

@@ -18,7 +18,6 @@ from headrace import errors
 from headrace.interfaces import KeyedTable, Part
 from headrace.log.embedded import live as shared
 from headrace.log.embedded.drafting import Drafter
-from headrace.log.embedded.history import Histories, histories
 from headrace.log.embedded.housekeeping import Housekeeper
 from headrace.log.embedded.journal import Journal, Taken
 from headrace.log.embedded.packing import HeadersOfRows, Packer
@@ -26,6 +25,7 @@ from headrace.log.embedded.pieces import Pieces, chunked
 from headrace.log.embedded.places import Start
 from headrace.log.embedded.reader import Reading
 from headrace.log.embedded.recovery import open_journal
+from headrace.log.embedded.restored import Histories, histories
 from headrace.log.embedded.system import EVERYBODY, OsSystem, System
 from headrace.log.producer import Producer
 from headrace.log.transaction import Transaction
