@@ -115,11 +115,8 @@ def test_a_restored_log_has_everything_through_the_position(
 
 def test_what_is_not_in_the_backup_is_what_is_derived(log: EmbeddedLog, tmp_path: Path) -> None:
     log.table("t").scan().read_all()
-    (tmp_path / "log" / "sealed").mkdir()
-    (tmp_path / "log" / "sealed" / "x.parquet").write_bytes(b"sealed")
     log.backup(tmp_path / "backup")
     hr.restore(tmp_path / "backup", tmp_path / "restored")
-    assert (tmp_path / "restored" / "sealed" / "x.parquet").read_bytes() == b"sealed"
     assert "tables" not in os.listdir(tmp_path / "restored")
     pieces = os.listdir(tmp_path / "log" / "pieces")
     assert len(os.listdir(tmp_path / "restored" / "pieces")) == len(pieces) - 1
@@ -239,16 +236,84 @@ def test_a_damaged_log_is_not_backed_up(log: EmbeddedLog, tmp_path: Path) -> Non
         hr.restore(tmp_path / "b", tmp_path / "r")
 
 
-def test_it_waits_for_the_keeper_and_says_so(tmp_path: Path) -> None:
+def test_backups_of_one_log_wait_for_each_other(tmp_path: Path) -> None:
     with hr.connect(tmp_path / "log", lock_timeout_seconds=0.1) as log:
-        lock = OsSystem().open(f"{log.path}/locks/keeper", create=True)
+        lock = OsSystem().open(f"{log.path}/locks/backup", create=True)
         assert lock.try_lock()
-        with pytest.raises(errors.LockTimeout, match="keeper"):
+        with pytest.raises(errors.LockTimeout, match="another backup"):
             log.backup(tmp_path / "b")
         timer = threading.Timer(0.05, lock.close)
         timer.start()
         log.backup(tmp_path / "b")
         timer.join()
+
+
+# --- beside a keeper ------------------------------------------------------------------------------
+
+
+def test_what_is_sealed_is_in_it(log: EmbeddedLog, tmp_path: Path) -> None:
+    keeper = log.keeper()
+    assert keeper.take()
+    keeper.turn(close=True)
+    filled(log, 40, start=40)
+    keeper.turn()
+    assert os.listdir(tmp_path / "log" / "sealed")
+    made = log.backup(tmp_path / "b")
+    keeper.release()
+    assert any(file.path.startswith("sealed/") for file in made.files)
+    hr.restore(tmp_path / "b", tmp_path / "r")
+    checked(tmp_path / "r")
+    with hr.connect(tmp_path / "r") as restored:
+        assert content(restored, made.position) == content(log, made.position)
+        assert state(restored) == state(log)
+        filled(restored, 20, start=80)
+        with restored.keeper() as again:
+            again.turn(close=True)
+        assert content(restored, made.position) == content(log, made.position)
+
+
+KEEPING = """
+log = hr.connect(folder, journal_bytes_first=16384, journal_bytes_max=16384, chunk_bytes=4096)
+keeper = log.keeper()
+assert keeper.take()
+say("keeping")
+while True:
+    keeper.turn(close=True)
+"""
+
+
+def test_a_keeper_at_work_deletes_what_it_likes(log: EmbeddedLog, tmp_path: Path) -> None:
+    """Journal files, pieces and sealed files go all the time, between any two files copied."""
+    log.set_topic("t", compact=True, grace_seconds=0.0)
+    real, again = backups._Copying._all, []
+
+    def counted(self: Any, end: int, position: int) -> Backup:
+        again.append(end)
+        return real(self, end, position)
+
+    with Child(log.path, KEEPING) as keeper, Child(log.path, WRITER) as writer:
+        assert keeper.line() == "keeping"
+        assert writer.line() == "writing"
+        for round_ in range(5):
+            with mock.patch.object(backups._Copying, "_all", counted):
+                made = log.backup(tmp_path / f"b{round_ % 2}")
+            folder = tmp_path / f"r{round_}"
+            hr.restore(made.folder, folder)
+            checked(folder)
+            with hr.connect(folder) as restored:
+                assert restored.position == made.position
+                tables = [
+                    one.table("t").scan(at=made.position).read_all().to_pylist()
+                    for one in (restored, log)
+                    if one.since_of("t") <= made.position
+                ]
+                assert tables[0] == tables[-1]
+                assert (
+                    content(restored, made.position)["topics"]["u"]
+                    == (content(log, made.position)["topics"]["u"])
+                )
+            shutil.rmtree(folder)
+    assert len(again) >= 5
 
 
 # --- while others write ---------------------------------------------------------------------------
@@ -474,20 +539,22 @@ def test_a_file_that_is_deleted_meanwhile_is_caught(log: EmbeddedLog, tmp_path: 
         again.backup(tmp_path / "b2")  # the real one does not step over it
 
 
-def test_counter_runs_that_a_roll_removes_are_looked_for_again(
+def test_what_a_roll_removes_meanwhile_is_looked_for_again(
     log: EmbeddedLog, tmp_path: Path
 ) -> None:
-    real = backups._Copying._runs
-    rolled: list[bool] = []
+    """Counter runs of older checkpoints go when the log rolls."""
+    real = backups._Copying._copy_file
+    tries: list[str] = []
 
-    def late(self: Any, checkpoint: Any) -> Any:
-        if not rolled:
-            rolled.append(True)
+    def late(self: Any, path: str) -> None:
+        if path.startswith("counters/") and not tries:
             filled(log, 120, start=40)
-        return real(self, checkpoint)
+        tries.append(path)
+        real(self, path)
 
-    with mock.patch.object(backups._Copying, "_runs", late):
+    with mock.patch.object(backups._Copying, "_copy_file", late):
         made = log.backup(tmp_path / "b")
+    assert len({path for path in tries if path.startswith("counters/")}) > 1
     with hr.connect(hr_restored(tmp_path / "b", tmp_path / "r")) as restored:
         assert restored.position == made.position
         assert state(restored) == state(log)

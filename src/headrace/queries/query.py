@@ -303,12 +303,8 @@ def position_at(log: EmbeddedLog, at: At | None, timeout: float | None) -> int:
                     fix="e.g. 120, or 2024-01-31T12:00:00Z",
                 ) from None
     if isinstance(at, int):
-        if at < log.since:
-            raise errors.BadPosition(
-                f"the log cannot be read at {at}",
-                place=log.path,
-                why=f"it is whole from position {log.since} to {log.position}",
-            )
+        if at < 0:
+            raise errors.BadPosition(f"the log cannot be read at {at}", place=log.path)
         log.wait(at, timeout)
         return at
     moment = at if at.tzinfo is not None else at.replace(tzinfo=UTC)

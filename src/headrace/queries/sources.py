@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.errors import HeadraceError
+from headrace.errors import BadPosition, HeadraceError
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.model.casts import cast
 from headrace.model.records import PLACE_FIELDS
@@ -102,6 +102,13 @@ class Rows(Source):
     def batches(self, names: list[str], filters: Sequence[Predicate]) -> Iterator[pa.RecordBatch]:
         """Read them."""
         topic, places = self._topic, {one.name for one in PLACE_FIELDS}
+        since = self._log.since_of(topic.name) if topic.kind == "changes" else 0
+        if self._at < since:
+            raise BadPosition(
+                f"topic '{topic.name}' cannot be read at {self._at}",
+                place=f"topic '{topic.name}'",
+                why=f"it is whole from position {since} to {self._log.position}",
+            )
         after, through = 0, self._at
         for one in _each(filters):
             low, high = _bounds(one)

@@ -2,7 +2,7 @@
 
 ::
 
-    lock     `locks/keeper`: nobody deletes what counts, as long as it is held
+    role     that of the keeper, if nobody has it: then nobody deletes anything meanwhile
     end      under the sync lock: the synced end, and the position P that readers see there
     files    counter runs, journal files, pieces, sealed files; each copied, summed up and synced
     names    the folders synced
@@ -11,14 +11,16 @@
 
 **What counts** is what recovery would read at the synced end: the journal file in which it lies, up
 to there and not one byte further, the older files that its checkpoint names, each up to its end,
-the counter runs that it names, the pieces that entries in these files name, everything in
-`sealed/`, `headrace.json` and `restored.json`. All of it is immutable below the synced end, so
-writers go on. Only counter runs may vanish meanwhile (a roll drops those of older checkpoints); so
-they are opened first, and if one is gone already, there is a newer end to begin from.
+the counter runs that it names, the pieces that entries in these files name, the sealed files that
+the control state names at P, `headrace.json` and `restored.json`. All of it is immutable, so
+writers go on. But what a newer entry has let go is deleted: counter runs by a roll, the others by a
+keeper that is at work (it has the role for as long as it lives, so it is not waited for). A file
+that is gone when it is to be copied means that there is a newer end by now: the backup begins again
+from there, with what it has copied. If the end has not moved since, the file is lost: damage.
 
 **What is left out** is derived: shared memory, locks, the indexes of tables (`tables/`) and the
 state of views (`pipelines/`), which are built again; the witness, which may know more than the copy
-has; pieces that no entry names.
+has; pieces and sealed files that nothing names. Files in an archive stay there, and are named.
 
 **Again into the same folder.** Files that cannot change (all but the newest journal file, whose
 copy has its length in its name) are kept if they still have the checksum that the manifest says. A
@@ -54,7 +56,8 @@ from xxhash import xxh3_128
 from headrace import errors
 from headrace.log.embedded import live as shared
 from headrace.log.embedded.checkpoint import Checkpoint
-from headrace.log.embedded.format import address_of, place_of
+from headrace.log.embedded.files import JournalFiles
+from headrace.log.embedded.format import CHANGES_CONTROL, ENTRY, address_of, place_of
 from headrace.log.embedded.journal import Journal
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.embedded.recovery import FOLDERS, FORMAT_FILE
@@ -134,31 +137,37 @@ def backup(log: EmbeddedLog, to: str | os.PathLike[str]) -> Backup:
     if journal.live.words[shared.DAMAGED]:
         raise journal.files.damage(journal.live.words[shared.DAMAGED])
     system, folder = journal.system, os.fspath(to)
-    with os_errors("making a backup", folder), _keeping(journal):
+    with os_errors("making a backup", folder), _alone(journal):
         before = _previous(system, folder, journal)
-        made = _Copying(journal, folder, before).run()
+        copying = _Copying(journal, folder, before)
+        try:
+            made = copying.run()
+        finally:
+            copying.source.close()
         _publish(system, made, before)
     return made
 
 
 @contextlib.contextmanager
-def _keeping(journal: Journal) -> Iterator[None]:
-    """Hold the keeper's lock: nothing that counts is deleted meanwhile."""
+def _alone(journal: Journal) -> Iterator[None]:
+    """One backup at a time; with the keeper's role, if it is free: then nothing is deleted."""
     system, timeout = journal.system, journal.settings.lock_timeout_seconds
-    file = system.open(f"{journal.folder}/locks/keeper", create=True)
+    turn = system.open(f"{journal.folder}/locks/backup", create=True)
+    role = system.open(f"{journal.folder}/locks/keeper", create=True)
     deadline = system.monotonic() + timeout
     try:
-        while not file.try_lock():
+        while not turn.try_lock():
             if system.monotonic() >= deadline:
                 raise errors.LockTimeout(
-                    f"the keeper lock was not free within {timeout:g} s",
-                    place=file.path,
-                    why="the keeper or another backup holds it while it works",
+                    f"another backup of this log was not done within {timeout:g} s",
+                    place=turn.path,
                 )
             time.sleep(POLL_SECONDS)
+        role.try_lock()
         yield
     finally:
-        file.close()
+        role.close()
+        turn.close()
 
 
 def _previous(system: System, folder: str, journal: Journal) -> Backup | None:
@@ -187,6 +196,7 @@ class _Copying:
     def __init__(self, journal: Journal, folder: str, before: Backup | None) -> None:
         self.journal, self.folder = journal, folder
         self.system = journal.system
+        self.source = JournalFiles(journal.system, journal.folder, journal.log_id)
         self.before = {file.stored: file for file in before.files} if before else {}
         self.files: list[Copied] = []
         self.written = 0
@@ -194,65 +204,64 @@ class _Copying:
             self.system.mkdir(f"{folder}/{name}" if name else folder)
 
     def run(self) -> Backup:
-        journal = self.journal
-        for _ in range(TRIES):
-            end, position = synced_end(journal)
-            number, offset = place_of(end)
-            first = journal.files.record(address_of(number, 0))
-            if first is None:
-                raise journal.files.damage(address_of(number, 0))
-            checkpoint = Checkpoint.from_json(first.control())
-            runs = self._runs(checkpoint)
-            if runs is not None:
-                break
-        else:
-            raise errors.LockTimeout(
-                f"the log has rolled {TRIES} times while its counters were looked for",
-                place=journal.folder,
-            )
-        for name, file in runs.items():
-            self._copy(f"counters/{name}", file, file.size())
+        """Copy what counts; again from a newer end, if somebody has deleted some of it meanwhile.
+
+        What was copied is kept, so it is ever less that is missing.
+        """
+        before = -1
+        for left in reversed(range(TRIES)):
+            end, position = synced_end(self.journal)
+            try:
+                return self._all(end, position)
+            except (FileNotFoundError, errors.LogDamaged):
+                if end == before or not left:  # nobody has let anything go since: it is damage
+                    raise
+            before = end
+            self.before |= {file.stored: file for file in self.files}
+            self.files.clear()
+        raise AssertionError
+
+    def _all(self, end: int, position: int) -> Backup:
+        journal, source = self.journal, self.source
+        number, offset = place_of(end)
+        first = source.record(address_of(number, 0))
+        if first is None:
+            raise source.damage(address_of(number, 0))
+        checkpoint = Checkpoint.from_json(first.control())
+        for run in checkpoint.counters:
+            self._copy_file(f"counters/{run['name']}")
         ends = {file.number: file.end for file in checkpoint.files} | {number: offset}
+        control = checkpoint.control.copy()
         pieces: dict[str, int] = {}
         previous: int | None = None
         received = 0
         for at, length in sorted(ends.items()):
             start = address_of(at, 0)
-            for record, _, _ in journal.files.walk(start, start + length, previous=previous):
+            for record, _, _ in source.walk(start, start + length, previous=previous):
                 previous, received = record.checksum, record.received
                 if any(section.piece for section in record.sections()):
-                    named = record.control()["pieces"]
-                    pieces |= dict.fromkeys(named, record.position)
-            path = f"journal/{os.path.basename(journal.files.path(at))}"
+                    pieces |= dict.fromkeys(record.control()["pieces"], record.position)
+                if at == number and record.kind == ENTRY and record.flags & CHANGES_CONTROL:
+                    control.apply(record.control())
+            path = f"journal/{os.path.basename(source.path(at))}"
             stored = path if at != number else f"{path}.{length}"
-            self._copy(path, journal.files.file(at)[0], length, stored)
-        self._copy_folder("pieces", sorted(pieces))
-        self._copy_folder(SEALED, self.system.listdir(f"{journal.folder}/{SEALED}"))
+            self._copy(path, source.file(at)[0], length, stored)
+        named = {**checkpoint.control.sealed.files, **control.sealed.files}
+        sealed = [f"{SEALED}/{file.name}" for file in named.values() if not file.archive]
         names = self.system.listdir(journal.folder)
-        self._copy_folder("", [name for name in (FORMAT_FILE, RESTORED) if name in names])
-        own = histories(self.system, journal.folder, journal.log_id).current
+        own = [name for name in (FORMAT_FILE, RESTORED) if name in names]
+        for path in (*(f"pieces/{name}" for name in sorted(pieces)), *sorted(sealed), *own):
+            self._copy_file(path)
+        history = histories(self.system, journal.folder, journal.log_id).current
         found = tuple(sorted(self.files, key=lambda file: file.path))
-        return Backup(
-            self.folder, journal.log_id.hex(), own, position, received, found, self.written
-        )
+        log = journal.log_id.hex()
+        return Backup(self.folder, log, history, position, received, found, self.written)
 
-    def _runs(self, checkpoint: Checkpoint) -> dict[str, File] | None:
-        """The counter runs, open: a roll may remove their names. None: one is gone already."""
-        found = {}
-        for run in checkpoint.counters:
-            try:
-                found[run["name"]] = self.system.open(
-                    f"{self.journal.folder}/counters/{run['name']}"
-                )
-            except FileNotFoundError:
-                return None
-        return found
-
-    def _copy_folder(self, folder: str, names: list[str]) -> None:
-        for name in names:
-            path = f"{folder}/{name}" if folder else name
-            file = self.system.open(f"{self.journal.folder}/{path}")
+    def _copy_file(self, path: str) -> None:
+        file = self.system.open(f"{self.journal.folder}/{path}")
+        try:
             self._copy(path, file, file.size(), STORED_FORMAT if path == FORMAT_FILE else "")
+        finally:
             file.close()
 
     def _copy(self, path: str, source: File, length: int, stored: str = "") -> None:
