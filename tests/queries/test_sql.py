@@ -454,3 +454,18 @@ def test_an_interrupt_ends_a_long_query(tmp_path: Path) -> None:
             time.sleep(0.05)
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 130
+
+
+def test_sealed_rows_are_asked_like_others(shop: EmbeddedLog) -> None:
+    asked = [
+        ("select * from orders order by id", 8),
+        ("select * from revenue order by 1, 2", 6),
+        ("select count(*), max(url) from clicks", 8),
+        ("select id, _weight, _offset from history.orders where _position = 7 order by id", 8),
+    ]
+    before = [rows(shop, text, at=at) for text, at in asked]
+    keeper = shop.keeper()
+    keeper.turn(close=True)
+    keeper.release()
+    shop.append("clicks", [{"user": 1, "url": "/zzz"}])
+    assert [rows(shop, text, at=at) for text, at in asked] == before
