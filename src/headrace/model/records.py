@@ -19,6 +19,15 @@ TIME = pa.timestamp("us", tz="UTC")
 HEADERS = pa.map_(pa.string(), pa.binary())
 HEADERS_COLUMN = "_headers"
 TRANSACTION_COLUMN = "_transaction"
+PLACE_FIELDS = [
+    pa.field("_position", pa.int64(), nullable=False),
+    pa.field("_partition", pa.uint32(), nullable=False),
+    pa.field("_offset", pa.uint64(), nullable=False),
+    pa.field("_sent_time", TIME, nullable=False),
+    pa.field("_received_time", TIME, nullable=False),
+    pa.field(HEADERS_COLUMN, HEADERS),
+]
+"""Where a row stands and when it came, as columns after those of its topic."""
 _RUN = struct.Struct("<IIQ")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -216,6 +225,11 @@ class Batch:
             schema_version=self.schema_version,
             extra=extra,
         )
+
+    def place(self, name: str) -> pa.Array:
+        """One of `PLACE_FIELDS`, by its name."""
+        found: pa.Array = getattr(self, "positions" if name == "_position" else name[1:])
+        return found
 
     def to_pylist(self) -> list[dict[str, Any]]:
         """The rows as dicts."""

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -30,6 +30,7 @@ from headrace.log.embedded.pieces import Pieces, chunked
 from headrace.log.embedded.places import Start
 from headrace.log.embedded.reader import Reading
 from headrace.log.embedded.recovery import open_journal
+from headrace.log.embedded.restored import Histories, histories
 from headrace.log.embedded.system import EVERYBODY, OsSystem, System
 from headrace.log.groups import admin, flow
 from headrace.log.groups.admin import GroupFacts, Move
@@ -44,6 +45,9 @@ from headrace.model.policy import BUFFER
 from headrace.model.records import Piece, Receipt
 from headrace.model.topic import Topic, define, same_definition
 from headrace.settings import DURABILITIES, LogSettings
+
+if TYPE_CHECKING:
+    from headrace.log.embedded.backup import Backup
 
 TOPICS = f"{OWN_COUNTERS}topics"
 TOPIC = f"{OWN_COUNTERS}topic/"
@@ -565,6 +569,23 @@ class EmbeddedLog:
         self.journal.refresh_control()
         trim = self.journal.control.sealed.trim(found.id)
         return trim.since if trim is not None else 0
+
+    @property
+    def history(self) -> str:
+        """What its positions are of: the log's id, or another name since it was restored."""
+        return self._histories().current
+
+    def knows(self, history: str, position: int) -> bool:
+        """Whether this position of that history is in the past of this log, and means the same."""
+        return position <= self.position and self._histories().knows(history, position)
+
+    def _histories(self) -> Histories:
+        return histories(self._system, self.path, self.journal.log_id)
+
+    def backup(self, to: str | os.PathLike[str]) -> Backup:
+        """Copy the log at its newest position to a folder, while it goes on; see `hr.restore`."""
+        found: Backup = importlib.import_module("headrace.log.embedded.backup").backup(self, to)
+        return found
 
     def wait(self, position: int, timeout: float | None = None) -> int:
         """Return the newest visible position once it is at least `position`; else `WaitTimeout`."""
