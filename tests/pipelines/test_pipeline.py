@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
 from pathlib import Path
 from typing import Any
 
@@ -431,3 +431,26 @@ def test_rows_of_an_input_that_comes_later_are_counted_from_its_start(log: Any, 
         log.append("orders", [order(4, 1, 1, "paid")])
         runner.run("caught up")
     assert status_of(log, "shop").behind(log) == 0
+
+
+def test_a_time_of_day_is_kept_by_every_operator(log: Any, spark: Any) -> None:
+    """Spark's have nanoseconds, the log's microseconds: state and topics must agree on one."""
+    log.create_topic("shifts", "id bigint, starts time, ends array<time>", key="id", kind="changes")
+    early, late = time(1, 2, 3, 456789), time(23, 59, 59, 999999)
+    first = {"id": 1, "starts": early, "ends": [late, None]}
+    log.append("shifts", [first, {"id": 2, "starts": None, "ends": None}])
+    pipeline = hr.Pipeline("work")
+    pipeline.table("shifts")
+    pipeline.view("same", key="id", sql="SELECT * FROM shifts")
+    pipeline.view("both", sql="SELECT a.starts, b.ends FROM same a JOIN shifts b ON a.id = b.id")
+    pipeline.view("each", sql="SELECT DISTINCT starts FROM shifts")
+    pipeline.view("first", sql="SELECT min(starts) AS at, count(*) AS n FROM shifts")
+    pipeline.run(log, until="caught up")
+    assert rows(pipeline, "same") == [(1, early, [late, None]), (2, None, None)]
+    second = {"id": 1, "starts": late, "ends": [early]}
+    log.append("shifts", [{**first, "_weight": -1}, {**second, "_weight": 1}])
+    pipeline.run(log, until="caught up")
+    assert rows(pipeline, "same") == [(1, late, [early]), (2, None, None)]
+    assert rows(pipeline, "both") == [(None, None), (late, [early])]
+    assert rows(pipeline, "each") == [(None,), (late,)]
+    assert rows(pipeline, "first") == [(late, 2)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace import errors
+from headrace.model.ddl import normal_type
 from headrace.pipelines.pipeline import Pipeline, View
 from headrace.pipelines.views.algebra import Node, Scan
 from headrace.pipelines.views.groups import Unique
@@ -161,7 +162,7 @@ def ensure_topic(log: EmbeddedLog, name: str, view: Defined, *, alter: bool = Fa
         )
     found = topic.schema.arrow
     have = {found.field(i).name: found.field(i).type for i in own_columns(found)}
-    want = {field.name: field.type for field in schema}
+    want = {field.name: normal_type(field.type, field.name) for field in schema}
     added = [schema.field(column) for column in want if column not in have]
     retyped = {c: want[c] for c in want if c in have and have[c] != want[c]}
     retired = [column for column in have if column not in want]
