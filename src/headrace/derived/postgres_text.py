@@ -36,6 +36,8 @@ from headrace.model.schema import Column
 
 TEXTS = {"uuid", "jsonb", "numeric", "interval", "inet", "cidr", "macaddr", "macaddr8", "time"}
 """Types whose values a capture carries as text, and which every server has, with equality."""
+LOOSE = {"numeric", "interval", "jsonb"}
+"""Those of them in which texts that differ may be equal: 1.0 and 1.00."""
 CAPTURED = re.compile(r"postgresql ((\w+)[^\[]*)")
 """How the comment of a column says that it was captured from such a type."""
 _NAMES = {
@@ -65,6 +67,12 @@ def type_of(column: Column) -> str:
     if pt.is_string(column.type) and found and found[2] in TEXTS:
         return found[1]
     return _name(column.type)
+
+
+def is_loose(column: Column) -> bool:
+    """Whether PostgreSQL takes values for one that differ in the log."""
+    found = CAPTURED.fullmatch(column.comment or "")
+    return bool(pt.is_string(column.type) and found and found[2] in LOOSE)
 
 
 def _name(kind: pa.DataType) -> str:
