@@ -129,6 +129,8 @@ class Options:
     rows_per_second: float | None = None
     """At most so many rows of each side; None: as fast as it goes."""
     report: Callable[[Progress], None] | None = None
+    done: Callable[[Result], None] = lambda result: None
+    """Called with each result as soon as it is there."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,13 @@ def verify(
             fix=errors.nearest(name, known.kept) or f"there are {', '.join(known.kept) or 'none'}",
         )
     topics = [name] if kept is None else [t for n, t in kept.topics.items() if table in (None, n)]
-    results = []
+    results: list[Result] = []
+    done = (options or Options()).done
+
+    def add(result: Result) -> None:
+        results.append(result)
+        done(result)
+
     if kept is not None and against in (None, "log", "all"):
         results += verify_kept(log, kept, table=table, repair=repair, options=options)
     for topic in topics:
@@ -177,7 +185,7 @@ def verify(
         captured = topic_of_capture(log, topic)
         if captured and (against in ("source", "all") or (kept is None and against is None)):
             dsn = known.dsns.get(captured[0])
-            results.append(verify_source(log, *captured, dsn, options=options))
+            add(verify_source(log, *captured, dsn, options=options))
         pipeline, _, view = topic.partition(".")
         status = pipelines(log).get(pipeline)
         is_view = status is not None and bool(status.views.get(view))
@@ -190,7 +198,7 @@ def verify(
                     why="a batch reading runs the definition, and that is in a pipeline file",
                     fix="name the file with --file, or do it in the folder of the project",
                 )
-            results.append(verify_batch(log, found, view, options=options))
+            add(verify_batch(log, found, view, options=options))
     if not results:
         raise errors.CannotVerify(
             f"'{name}' cannot be held against {against or 'anything'}", place=name
@@ -226,6 +234,7 @@ def verify_kept(
                 result = _read_target(log, kept, target, one, options or Options(), None, count)
                 result.differences = result.differences or named
             results.append(result)
+            (options or Options()).done(result)
     finally:
         target.close()
     return results
