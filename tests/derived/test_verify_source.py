@@ -168,12 +168,13 @@ def test_what_is_wrong_in_the_log_is_found(seed: int, database: Database, log: E
 
 def test_a_table_without_a_key_is_counted(database: Database, log: EmbeddedLog) -> None:
     """While a writer goes on; then rows that the log has too often, too seldom, or alone."""
-    with captured(log, database) as connection:
+    with database.connect() as connection:
         connection.execute(
             "create table bag (a int, b text); alter table bag replica identity full;"
             "insert into bag select g % 7, 'x' from generate_series(1, 50) g;"
             "insert into bag values (null, null), (null, null)"
         )
+    with captured(log, database) as connection:
         while not (
             (state := settings.saved_state(log, "shop"))
             and "public.bag" in state.tables
