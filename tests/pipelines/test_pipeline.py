@@ -9,12 +9,14 @@ find (test_views_random), crashes at every instant (the kill tests), speed.
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
@@ -454,3 +456,22 @@ def test_a_time_of_day_is_kept_by_every_operator(log: Any, spark: Any) -> None:
     assert rows(pipeline, "both") == [(None, None), (late, [early])]
     assert rows(pipeline, "each") == [(None,), (late,)]
     assert rows(pipeline, "first") == [(late, 2)]
+
+
+def test_a_failing_row_with_moments_that_python_does_not_have_is_set_aside(
+    log: Any, spark: Any
+) -> None:
+    log.create_topic("terms", "id bigint, until date", key="id", kind="changes")
+    until = pa.array([2**31 - 1, 0], pa.int32()).view(pa.date32())
+    log.append("terms", pa.table({"id": [1, 2], "until": until, "_weight": [1, 1]}))
+    pipeline = hr.Pipeline("rent")
+    pipeline.table("terms")
+    pipeline.view("inverse", sql="SELECT until, 1 / (id - 1) AS n FROM terms", on_error="set_aside")
+    pipeline.run(log, until="caught up")
+    (row,) = added_up(log, "rent._aside", None).column("row").to_pylist()
+    assert json.loads(row) == {"id": 1, "until": "infinity"}
+    wrong = hr.Pipeline("wrong")
+    wrong.table("terms")
+    wrong.view("same", key="one", sql="SELECT 1 AS one, until FROM terms")
+    with pytest.raises(hr.errors.ViewStopped, match="'until': 'infinity'"):
+        wrong.run(log, until="caught up")

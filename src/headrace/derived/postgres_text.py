@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from pyarrow import csv
 
-from headrace.model.json_values import json_values
+from headrace.model.json_values import far_moment, json_values
 from headrace.model.schema import Column
 
 TEXTS = {"uuid", "jsonb", "numeric", "interval", "inet", "cidr", "macaddr", "macaddr8", "time"}
@@ -288,6 +288,8 @@ def from_json(value: Any, kind: pa.DataType) -> Any:
         return Decimal(value)
     if pt.is_binary(kind):
         return b64decode(value)
+    if pt.is_temporal(kind) and (far := far_moment(value, kind)) is not None:
+        return far
     if pt.is_date(kind):
         return date.fromisoformat(value)
     if pt.is_timestamp(kind):
