@@ -41,6 +41,7 @@ from headrace.derived.wait import followers, mark_of, wait
 from headrace.interfaces import Cut, Kept
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.model.topic import define
+from headrace.runtime.verify import verify_kept
 from headrace.testing.follower_case import (
     ACCOUNTS,
     Bank,
@@ -971,6 +972,8 @@ def test_copies_of_a_row_that_were_refused_come_back_and_no_more(
             log.append("t", [{"v": 1, "_weight": 1}] * 3)
             follower.run("caught up")
             assert len(aside.rows(log, "q/main")) == 1
+            (found,) = verify_kept(log, kept)
+            assert (found.differing, found.aside) == (0, 1)
             user.execute("alter table q.t drop constraint no")
             if way == "asked":
                 aside.replace(log, "q/main", aside.rows(log, "q/main"), asked=True)

@@ -30,6 +30,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headrace import errors
@@ -357,17 +358,42 @@ def _read_target(
     refused = _refused(log, kept, table)
     for some in comparison:
         found = some
-        if found.kind == MISSING and table.key:
+        lacking = _lacking(found)
+        if lacking.any():
             refused |= _refused(log, kept, table)
-            keys = map(_text, _json_rows(found.rows.select(list(table.key))))
-            left = [at for at, key in enumerate(keys) if key not in refused]
+            keys = _key_texts(table, found.rows)
+            left = [at for at, key in enumerate(keys) if not (lacking[at] and key in refused)]
             result.aside += len(found) - len(left)
-            found = Found(MISSING, take_rows(found.rows, np.array(left, np.int64)), None)
+            places = np.array(left, np.int64)
+            ours, other = (
+                None if one is None else take_rows(one, places)
+                for one in (found.ours, found.theirs)
+            )
+            found = Found(found.kind, ours, other)
         running.add(found)
         if held is not None:
             held.append(found)
     result.rows = max(comparison.rows)
     return running.done(log, table.topic)
+
+
+def _lacking(found: Found) -> npt.NDArray[np.bool_]:
+    """Which of these the target has not, or not as often as it should."""
+    if found.ours is None or found.theirs is None:
+        return np.full(len(found), found.kind == MISSING)
+    if COPIES not in found.ours.schema.names:
+        return np.zeros(len(found), bool)
+    ours, theirs = (one.column(COPIES).to_numpy() for one in (found.ours, found.theirs))
+    less: npt.NDArray[np.bool_] = theirs < ours
+    return less
+
+
+def _key_texts(table: KeptTable, rows: pa.RecordBatch) -> list[str | None]:
+    """Keys as they are written where rows are set aside."""
+    if table.key:
+        return [_text(one) for one in _json_rows(rows.select(list(table.key)))]
+    ids = row_ids(rows.select(table.schema.names)).to_pylist()
+    return [_text({"_row": one.hex()}) for one in ids]
 
 
 def _refused(log: EmbeddedLog, kept: Kept, table: KeptTable) -> set[str | None]:
