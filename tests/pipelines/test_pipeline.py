@@ -475,3 +475,13 @@ def test_a_failing_row_with_moments_that_python_does_not_have_is_set_aside(
     wrong.view("same", key="one", sql="SELECT 1 AS one, until FROM terms")
     with pytest.raises(hr.errors.ViewStopped, match="'until': 'infinity'"):
         wrong.run(log, until="caught up")
+
+
+def test_a_view_without_columns_or_types_is_refused_at_its_place(log: Any, spark: Any) -> None:
+    for sql, said in (
+        ("SELECT id, NULL AS note FROM orders", "'note' of view 'v' has no type"),
+        ("SELECT * EXCEPT (id, customer, amount, status) FROM orders", "has no columns"),
+    ):
+        with pytest.raises(hr.errors.BadPipeline, match=said) as caught:
+            shop(v=sql).run(log, until="caught up")
+        assert "test_pipeline.py:" in caught.value.place

@@ -122,6 +122,18 @@ def _checked(view: View, node: Node) -> Defined:
                 place=view.place,
                 fix="rename it with .alias(...), or drop it; .join(other, 'x') has its x once",
             )
+    if not node.names:
+        raise errors.BadPipeline(
+            f"view '{view.name}' has no columns", place=view.place, fix="select at least one"
+        )
+    untyped = [n for n, one in zip(node.names, node.columns, strict=True) if one.type == pa.null()]
+    if untyped:
+        raise errors.BadPipeline(
+            f"column '{untyped[0]}' of view '{view.name}' has no type",
+            place=view.place,
+            why="it is a NULL of no type, and a topic's columns have one",
+            fix="say which: CAST(NULL AS string), or F.lit(None).cast('string')",
+        )
     missing = [name for name in view.key if name not in node.names]
     if missing:
         raise errors.BadPipeline(
