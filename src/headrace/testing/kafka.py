@@ -21,7 +21,6 @@ import base64
 import contextlib
 import hashlib
 import importlib.util
-import logging
 import os
 import shutil
 import signal
@@ -88,9 +87,6 @@ read line && exit
 kill -KILL "$1"
 [ -z "$2" ] || rm -rf "$2"
 """
-_silent = logging.getLogger(f"{__name__}.client")
-_silent.addHandler(logging.NullHandler())
-_silent.propagate = False
 
 
 class Unavailable(Exception):
@@ -245,7 +241,7 @@ class Broker:
 
     def client(self, **settings: Any) -> dict[str, Any]:
         """Settings for a client of confluent-kafka, `_` for `.`; quiet, and quick to come back."""
-        base = {"bootstrap.servers": self.address, "logger": _silent}
+        base: dict[str, Any] = {"bootstrap.servers": self.address, "log_level": 0}
         soon = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100}
         return base | soon | {name.replace("_", "."): value for name, value in settings.items()}
 
