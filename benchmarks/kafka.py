@@ -19,7 +19,6 @@ import json
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -45,6 +44,7 @@ ROW_BYTES = 175
 RATE = 1_000
 """Rows a second while the way from an append to a reader is timed."""
 PAIRS_SHORT = 11
+CREW = 5
 CONSUMED = 10_000
 """Records that a consumer takes at once."""
 SOON = {"broker.session.timeout.ms": "1000", "broker.heartbeat.interval.ms": "100"}
@@ -276,10 +276,10 @@ def do_consumer(state: State, base: dict[str, Any], topic: str) -> None:
     state.more["consumer"].poll(0.1)
 
 
-def do_send_kafka(state: State, topic: str, count: int) -> None:
+def do_send_kafka(state: State, count: int) -> None:
     producer, rest = state.more["producer"], state.more["messages"][0]["value"][8:]
     for _ in paced(count):
-        producer.produce(topic, time.monotonic_ns().to_bytes(8, "little") + rest)
+        producer.produce("paced", time.monotonic_ns().to_bytes(8, "little") + rest)
         producer.poll(0)
     assert producer.flush(60) == 0
 
@@ -339,7 +339,7 @@ def measure_append(race: Race) -> None:
             ours(), theirs()
             race.compare(name, ours, theirs, f"{other}: {way}", "rows/s", "higher", goal)
         crew.ask(0, do_close)
-    crew.all(4, do_release)
+    crew.all(CREW, do_release)
 
 
 def connect(race: Race, way: Way) -> None:
@@ -405,53 +405,45 @@ def measure_latency(race: Race) -> None:
         return
     broker, crew = race.broker, race.crew
     count = RATE // 5 if race.quick else 2 * RATE
+    usual, hasty = Way("paced"), Way("paced", linger=0)
     broker.create_topic("paced")
-    ways = [Way("paced", linger=linger) for linger in (0, 5)]
-    crew.ask(3, do_consumer, race.broker.client(), "paced")
+    crew.ask(1, do_connect, broker.client(), usual)
+    crew.ask(4, do_connect, broker.client(), hasty)
+    crew.ask(3, do_consumer, broker.client(), "paced")
     with race.log("paced"):
         crew.ask(0, do_open, race.path("paced"))
         crew.ask(2, do_open, race.path("paced"))
         crew.ask(2, do_follow)
 
-        def ours() -> list[int]:
+        def arm(sender: int, receiver: int) -> Sequence[int]:
             settle(broker.data)
-            crew.send(2, do_receive, count)
-            crew.ask(0, do_send, count)
-            found: list[int] = crew.answer(2)
+            ours = sender == 0
+            crew.send(receiver, do_receive if ours else do_receive_kafka, count)
+            crew.ask(sender, do_send if ours else do_send_kafka, count)
+            found: Sequence[int] = crew.answer(receiver)
             return found
 
-        def theirs() -> list[int]:
-            crew.send(3, do_receive_kafka, count)
-            crew.ask(1, do_send_kafka, "paced", count)
-            found: list[int] = crew.answer(3)
-            return found
-
-        medians = []
-        for way in ways:
-            connect(race, way)
-            theirs()
-            medians.append(statistics.median(theirs()))
-        way = ways[medians.index(min(medians))]
-        connect(race, way)
-        ours(), theirs()
-        mine: list[list[int]] = []
-        others: list[list[int]] = []
-        for pair in range(1 if race.quick else PAIRS):
-            progress(f"kafka: {name}: pair {pair + 1}")
-            arms = [(ours, mine), (theirs, others)]
-            for arm, values in arms if pair % 2 == 0 else reversed(arms):
-                values.append(arm())
+        arms = [(0, 2), (1, 3), (4, 3)]
+        times: dict[tuple[int, int], list[Sequence[int]]] = {one: [] for one in arms}
+        for one in arms:
+            arm(*one)
+        for turn in range(1 if race.quick else PAIRS):
+            progress(f"kafka: {name}: turn {turn + 1}")
+            for one in arms if turn % 2 == 0 else reversed(arms):
+                times[one].append(arm(*one))
         progress("")
-        note = f"Kafka as it comes, not durable: {way}"
         for what, share in (("median", 50), ("99 of 100 within", 99)):
-            sides = [
-                [float(np.percentile(one, share)) / 1e6 for one in side] for side in (mine, others)
-            ]
+            mine, theirs, quick = (
+                [float(np.percentile(one, share)) / 1e6 for one in times[side]] for side in arms
+            )
             goal = None if race.quick else 1.0
-            race.bench.add(f"{name}: {what}", sides[0], sides[1], note, "ms", "lower", goal)
+            note = f"Kafka as it comes, not durable: {usual}"
+            race.bench.add(f"{name}: {what}", mine, theirs, note, "ms", "lower", goal)
+            note = f"Kafka, not durable: {hasty}"
+            race.bench.add(f"{name}, no linger: {what}", mine, quick, note, "ms", "lower")
         for number in (0, 2):
             crew.ask(number, do_close)
-    crew.all(4, do_release)
+    crew.all(CREW, do_release)
 
 
 # -- reading everything, and what it takes on the disk ----------
@@ -709,7 +701,7 @@ def main(given: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and tidy up on the way
     bench = Bench("kafka")
     folder = Path(tempfile.mkdtemp(prefix="headrace-bench-", dir=options.folder))
-    crew = Crew(4)
+    crew = Crew(CREW)
     race = Race(
         bench=bench,
         folder=folder,
