@@ -588,9 +588,9 @@ def child(script: str, path: str) -> Iterator[Any]:
             process.kill()
 
 
-def same_rows(race: Race, name: str, broker: Broker) -> str:
-    """A log, closed, and a broker's topic with the same rows."""
-    path, values = race.path(name), payloads(100 * BATCH if race.rows > 100 * BATCH else race.rows)
+def as_many_rows(race: Race, name: str, broker: Broker) -> str:
+    """A log, closed, and a broker's topic with as many rows of the same size."""
+    path, values = race.path(name), payloads(min(race.rows, 100 * BATCH))
     with hr.connect(path) as log:
         log.create_topic(TOPIC, bids(1).schema)
         fill(log, bids(race.rows))
@@ -606,7 +606,7 @@ def measure_start(race: Race) -> None:
     if not race.wanted(name):
         return
     with Broker(settings=SOON) as broker:
-        path = same_rows(race, "start", broker)
+        path = as_many_rows(race, "start", broker)
 
         def ours() -> float:
             start = time.monotonic()
@@ -619,9 +619,7 @@ def measure_start(race: Race) -> None:
             broker.start()
             return time.monotonic() - start
 
-        row = bids(
-            1
-        )  # ready, as Kafka's is: pyarrow would import pandas to make one of Python values
+        row = bids(1)  # ready, as Kafka's is: to make one of Python values would import pandas
         with pa.OSFile(f"{path}.row", "wb") as file, pa.ipc.new_stream(file, row.schema) as stream:
             stream.write_batch(row)
         ours()
@@ -636,7 +634,7 @@ def measure_memory(race: Race) -> None:
     if not race.wanted(name):
         return
     with Broker(stock=True) as broker:
-        path = same_rows(race, "memory", broker)
+        path = as_many_rows(race, "memory", broker)
         broker.stop()  # what it took to write the rows is not what it needs when idle
         broker.start()
         with child(STAND_BY, path) as process, hr.connect(path) as log:

@@ -2,13 +2,14 @@
 
 This can catch: a list of jars that does not make a broker, a start that is told too early, data
 lost by a kill and a restart on the same folder, a port that others can reach, processes and folders
-left behind, also by a test run that was killed. It cannot say whether Kafka is configured well:
-that is argued in docs/kafka.md.
+left behind, also by a test run that was killed, other rows for Kafka than for us. It cannot say
+whether Kafka is configured well: that is argued in docs/kafka.md.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -18,8 +19,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow.json
 import pytest
 
+from benchmarks.kafka import ROW_BYTES, json_rows, payloads
+from benchmarks.log import bids
 from headrace.testing import kafka
 from headrace.testing.kafka import Broker, Unavailable
 
@@ -111,6 +115,16 @@ def test_without_a_network_it_says_what_could_not_be_had(
     assert kafka.main() == 1
     said = capsys.readouterr().err
     assert "Kafka's jars could not be fetched" in said or "no Kafka without Java" in said
+
+
+def test_kafka_is_given_the_rows_that_we_are_given() -> None:
+    rows = bids(1000)
+    lines = io.BytesIO(b"\n".join(json_rows(rows)))
+    options = pyarrow.json.ParseOptions(explicit_schema=rows.schema)
+    read = pyarrow.json.read_json(lines, parse_options=options)
+    assert read.combine_chunks().to_batches() == [rows]
+    assert {len(value) for value in payloads(1000)} == {ROW_BYTES}
+    assert rows.nbytes == 1000 * ROW_BYTES
 
 
 def alive(pid: int) -> bool:
