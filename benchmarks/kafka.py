@@ -243,6 +243,21 @@ def do_produce(state: State, topic: str, batches: int, awaited: bool) -> float:
     return time.monotonic() - start
 
 
+def do_sync(_: State, path: str, count: int) -> list[int]:
+    """What the disk alone takes at the same rate: nanoseconds of a write and an fdatasync."""
+    found = []
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.pwrite(file, bytes(count << 12), 0)
+    os.fsync(file)
+    for number in paced(count):
+        start = time.monotonic_ns()
+        os.pwrite(file, bytes(4096), number << 12)
+        os.fdatasync(file)
+        found.append(time.monotonic_ns() - start)
+    os.close(file)
+    return found
+
+
 def do_release(state: State) -> None:
     state.more.clear()
 
@@ -312,7 +327,7 @@ def measure_append(race: Race) -> None:
     usual = "Kafka as it comes, acknowledged before it is on the disk"
     todo = [
         ("durable append, batches on their way", False, True, flushed, 5.0),
-        ("durable append, each batch awaited", True, True, flushed, 5.0),
+        ("durable append, each batch awaited", True, True, flushed, None),
         ("durable append against not durable, batches on their way", False, False, usual, 1.0),
         ("durable append against not durable, each batch awaited", True, False, usual, None),
     ]
@@ -423,24 +438,36 @@ def measure_latency(race: Race) -> None:
             found: Sequence[int] = crew.answer(receiver)
             return found
 
-        arms = [(0, 2), (1, 3), (4, 3)]
-        times: dict[tuple[int, int], list[Sequence[int]]] = {one: [] for one in arms}
-        for one in arms:
-            arm(*one)
+        def disk() -> Sequence[int]:
+            settle(broker.data)
+            found: Sequence[int] = crew.ask(0, do_sync, race.path("floor"), count // 4)
+            return found
+
+        arms: dict[str, Callable[[], Sequence[int]]] = {
+            "ours": lambda: arm(0, 2),
+            f"Kafka as it comes, not durable: {usual}": lambda: arm(1, 3),
+            f"Kafka, not durable: {hasty}": lambda: arm(4, 3),
+            "4 KB written and fdatasync, no log and no reader": disk,
+        }
+        times: dict[str, list[Sequence[int]]] = {one: [] for one in arms}
+        for one in arms.values():
+            one()
         for turn in range(1 if race.quick else PAIRS):
             progress(f"kafka: {name}: turn {turn + 1}")
-            for one in arms if turn % 2 == 0 else reversed(arms):
-                times[one].append(arm(*one))
+            for note in arms if turn % 2 == 0 else reversed(arms):
+                times[note].append(arms[note]())
         progress("")
         for what, share in (("median", 50), ("99 of 100 within", 99)):
-            mine, theirs, quick = (
-                [float(np.percentile(one, share)) / 1e6 for one in times[side]] for side in arms
+            mine, *others = (
+                [float(np.percentile(one, share)) / 1e6 for one in values]
+                for values in times.values()
             )
-            goal = None if race.quick else 1.0
-            note = f"Kafka as it comes, not durable: {usual}"
-            race.bench.add(f"{name}: {what}", mine, theirs, note, "ms", "lower", goal)
-            note = f"Kafka, not durable: {hasty}"
-            race.bench.add(f"{name}, no linger: {what}", mine, quick, note, "ms", "lower")
+            goals = (None if race.quick else 1.0, None, None)
+            against = ("", ", Kafka without linger", ", this disk alone")
+            for extra, note, values, goal in zip(
+                against, list(arms)[1:], others, goals, strict=True
+            ):
+                race.bench.add(f"{name}{extra}: {what}", mine, values, note, "ms", "lower", goal)
         for number in (0, 2):
             crew.ask(number, do_close)
     crew.all(CREW, do_release)
@@ -605,6 +632,8 @@ def measure_start(race: Race) -> None:
     name = "start after kill -9"
     if not race.wanted(name):
         return
+    if race.started is not None:
+        race.started.stop()
     with Broker(settings=SOON) as broker:
         path = as_many_rows(race, "start", broker)
 
@@ -633,16 +662,16 @@ def measure_memory(race: Race) -> None:
     name = "idle memory"
     if not race.wanted(name):
         return
-    with Broker(stock=True) as broker:
-        path = as_many_rows(race, "memory", broker)
-        broker.stop()  # what it took to write the rows is not what it needs when idle
-        broker.start()
-        with child(STAND_BY, path) as process, hr.connect(path) as log:
-            process.stdout.readline()
-            log.append(TOPIC, bids(1))
-            process.stdout.readline()
-            time.sleep(1 if race.quick else 5)
-            ours, theirs = resident(process.pid), resident(broker.pid)
+    broker = race.broker
+    path = as_many_rows(race, "memory", broker)
+    broker.stop()  # what it took to write the rows is not what it needs when idle
+    broker.start()
+    with child(STAND_BY, path) as process, hr.connect(path) as log:
+        process.stdout.readline()
+        log.append(TOPIC, bids(1))
+        process.stdout.readline()
+        time.sleep(1 if race.quick else 5)
+        ours, theirs = resident(process.pid), resident(broker.pid)
     note = "Kafka, the flags of its own start script, idle since its start"
     goal = None if race.quick else 3.0
     race.bench.count(name, ours, other=theirs, other_name=note, unit="MB", goal=goal)
@@ -684,7 +713,7 @@ def measure_history(race: Race) -> None:
         crew.ask(0, do_close), crew.ask(1, do_close)
 
 
-NEED_KAFKA = (measure_append, measure_latency, measure_read, measure_start, measure_memory)
+NEED_KAFKA = (measure_append, measure_latency, measure_read, measure_memory, measure_start)
 OURS = (measure_columns, measure_history)
 
 

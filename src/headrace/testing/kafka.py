@@ -101,15 +101,18 @@ def jars() -> Path:
     if not _wrong(folder):
         return folder
     say(f"fetching Kafka's {len(_listed())} jars, about 45 MB, once")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="kafka-", dir=folder.parent) as work:
-        fetched = Path(work, "jars")
-        _fetch(Path(work), fetched)
-        if wrong := _wrong(fetched):
-            raise Unavailable(f"Kafka's jars are not those of {JARS.name}: {', '.join(wrong)}")
-        shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another process was faster
-            fetched.rename(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="kafka-", dir=folder.parent) as work:
+            fetched = Path(work, "jars")
+            _fetch(Path(work), fetched)
+            if wrong := _wrong(fetched):
+                raise Unavailable(f"Kafka's jars are not those of {JARS.name}: {', '.join(wrong)}")
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another process was faster
+                fetched.rename(folder)
+    except OSError as error:
+        raise Unavailable(f"Kafka's jars could not be kept: {error}") from error
     return folder
 
 
