@@ -44,6 +44,7 @@ from headrace.testing.postgres import Server, fresh_database
 from tests.capture.provocations import PROVOCATIONS as OF_RESUME
 from tests.derived.provocations import PROVOCATIONS as OF_FOLLOWERS
 from tests.log.kit import Child, Machine, flip, machine_log
+from tests.log.provocations import PROVOCATIONS as OF_GROUPS
 from tests.pipelines.provocations import PROVOCATIONS as OF_VIEWS
 from tests.runtime.provocations import PROVOCATIONS as OF_PROJECTS
 from tests.serving.provocations import PROVOCATIONS as OF_SERVING
@@ -368,6 +369,22 @@ def bad_offset(bench: Bench) -> None:
     bench.log().read("t", start={0: 99})
 
 
+@provokes("HR-LOG-031")
+def rows_that_are_gone(bench: Bench) -> None:
+    log = bench.log()
+    log.append("t", [{"a": 1}])
+    log.set_topic("t", retention_seconds=0)
+    log.keeper().turn(close=True)
+    list(log.read("t", 0))
+
+
+@provokes("HR-LOG-032")
+def two_keepers(bench: Bench) -> None:
+    log, first = bench.log(), bench.log().keeper()
+    assert first.take()
+    log.keeper().turn()
+
+
 @provokes("HR-LOG-024")
 def piece_invalid(bench: Bench) -> None:
     log = bench.log()
@@ -473,7 +490,7 @@ def of_view(provocation: Callable[[str, pytest.MonkeyPatch], None]) -> Provocati
     return function
 
 
-OF_OTHERS: list[tuple[str, Any]] = [*OF_VIEWS.items(), *OF_PROJECTS.items()]
+OF_OTHERS: list[tuple[str, Any]] = [*OF_VIEWS.items(), *OF_PROJECTS.items(), *OF_GROUPS.items()]
 for view_code, view_provocations in [*OF_OTHERS, *OF_FOLLOWERS.items()]:
     for view_provocation in view_provocations:
         provokes(view_code)(of_view(view_provocation))
