@@ -298,7 +298,7 @@ class Broker:
         return [*COMMON, f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}"]
 
     def _configure(self) -> None:
-        """Write the settings; a folder that is new is formatted."""
+        """Write the settings; a new folder is formatted."""
         assert self.ports
         clients, controllers = (f"127.0.0.1:{port}" for port in self.ports)
         fixed = {
@@ -312,12 +312,27 @@ class Broker:
         config.write_text("".join(lines))
         (self.folder / "log4j2.properties").write_text(LOGGING)
         if not (self.data / "meta.properties").exists():
-            cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            done = self.tool(
-                "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(config)
-            )
-            if done.returncode:
-                raise RuntimeError(f"Kafka did not format its folder:\n{done.stdout}{done.stderr}")
+            self._format(config)
+
+    def _format(self, config: Path) -> None:
+        """Format the folder; what the tool writes is kept beside the jars: a start of Java saved.
+
+        All brokers have the same cluster id then, and none can reach another.
+        """
+        kept = self._jars / "formatted"
+        if kept.exists():
+            shutil.copytree(kept, self.data)
+            return
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        command = ("kafka.tools.StorageTool", "format", f"--cluster-id={cluster}")
+        done = self.tool(*command, "-c", str(config))
+        if done.returncode:
+            raise RuntimeError(f"Kafka did not format its folder:\n{done.stdout}{done.stderr}")
+        with (
+            contextlib.suppress(OSError),  # another process was faster
+            tempfile.TemporaryDirectory(dir=self._jars) as work,
+        ):
+            shutil.copytree(self.data, Path(work, "formatted")).rename(kept)
 
     def _launch(self) -> None:
         jars = ["-cp", f"{self._jars}/*", "kafka.Kafka", "server.properties"]
