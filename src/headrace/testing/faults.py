@@ -4,6 +4,7 @@
 ./run faults log --workload plain --seed 7 --at 120:4      one violation again
 ./run faults log --all --seed 7             every crash point and every disk, each workload once
 ./run faults kills --count 1000             real processes killed; `cuts`, `damage`: `log_faults`
+./run faults chaos --seed 7 --minutes 5     real processes, everything done to them; see `chaos`
 ./run faults bugs                           every seeded bug, and what catches it
 ./run faults views --seed 7 --cases 10000   random views against references; see `views_faults`
 ./run faults capture --seed 7 --minutes 5   captures of PostgreSQL, killed; see `capture_faults`
@@ -19,7 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from headrace.testing import capture_faults, log_faults, slice_faults, views_faults
+from headrace.testing import capture_faults, chaos, log_faults, slice_faults, views_faults
 from headrace.testing.crashes import Round, one_round, replay
 from headrace.testing.explore import Limits, Tally
 from headrace.testing.powercut import EVERY
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.add_argument("--at", help="OPERATION:STATE[,OPERATION:STATE]: this path only, once")
     log.add_argument("--json", action="store_true", help="a summary as one JSON object")
     log_faults.add_commands(commands)
+    together = commands.add_parser("chaos", help="many real processes, everything at once")
+    chaos.add_arguments(together)
     bugs = commands.add_parser("bugs", help="switch on each seeded bug; each must be caught")
     bugs.add_argument("--only", help="the bugs whose name contains this")
     bugs.add_argument(

@@ -29,7 +29,7 @@ from headrace.testing.nursery import Nursery
 from headrace.testing.promises import TAKEN, History
 from headrace.testing.real import SMALL, Rebooted, account, history_from, prepare
 
-ROUND = 50
+ROUND = 25
 """Kills or cuts until a new log is begun: judging reads all of it."""
 
 
@@ -75,7 +75,7 @@ class _Crowd:
     def start(self, task: str, **settings: Any) -> int:
         self._number += 1
         out = self._out / f"{self._number}.txt"
-        first = ["--first", str(self._number * 10_000), "--pause", "0.002"]
+        first = ["--first", str(self._number * 1_000_000), "--pause", "0.005"]
         arguments = [self._folder, task, *(first if task == "append" else ())]
         arguments += ["--settings", json.dumps({**SMALL, **settings})]
         pid = self._nursery.fork("headrace.testing.worker", arguments, str(out))
@@ -94,7 +94,11 @@ class _Crowd:
         while self._nursery.alive(pid):
             time.sleep(0.001)
 
-    def kill_all(self) -> None:
+    def __enter__(self) -> _Crowd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill them all."""
         for pid in (*self.writers, *self.followers):
             self.kill(pid)
 
@@ -128,23 +132,22 @@ def kills(count: int, seed: int, say: Say) -> dict[str, Any]:
             out.mkdir()
             prepare(str(folder))
             durability = rng.choice(("fsync", "fsync", "os"))
-            crowd = _Crowd(nursery, str(folder), out)
-            crowd.start("follow")
-            for _ in range(3):
-                crowd.start("append", durability=durability)
-            for _ in range(mine):
-                time.sleep(rng.random() * 0.15)
-                if rng.random() < 0.1:
-                    crowd.kill(rng.choice(list(crowd.followers)))
-                    crowd.start("follow")
-                else:
-                    victim = rng.choice(list(crowd.writers))
-                    if rng.random() < 0.8:  # the others die while they open the log
-                        crowd.taking(victim)
-                    crowd.kill(victim)
+            with _Crowd(nursery, str(folder), out) as crowd:
+                crowd.start("follow")
+                for _ in range(3):
                     crowd.start("append", durability=durability)
-            crowd.taking()
-            crowd.kill_all()
+                for _ in range(mine):
+                    time.sleep(rng.random() * 0.15)
+                    if rng.random() < 0.1:
+                        crowd.kill(rng.choice(list(crowd.followers)))
+                        crowd.start("follow")
+                    else:
+                        victim = rng.choice(list(crowd.writers))
+                        if rng.random() < 0.8:  # the others die while they open the log
+                            crowd.taking(victim)
+                        crowd.kill(victim)
+                        crowd.start("append", durability=durability)
+                crowd.taking()
             history = crowd.history(durable=durability == "fsync")
             wrong += [f"round {number}: {text}" for text in account(str(folder), history)]
             total.update(kills=mine, logs=1)
@@ -170,23 +173,22 @@ def cuts(count: int, seed: int, say: Say) -> dict[str, Any] | str:
                 folder = disk / "data"
                 prepare(str(folder))
                 subprocess.run(["sync", "-f", str(folder)], check=True)  # the folder itself, once
-                crowd = _Crowd(nursery, str(folder), out)
-                crowd.start("follow", durability=durability)
-                for _ in range(2):
-                    crowd.start("append", durability=durability)
-                crowd.taking()
-                for _ in range(mine):
-                    time.sleep(rng.random() * 0.1)
-                    crowd.send(signal.SIGSTOP)
-                    time.sleep(0.02)  # whoever is inside a system call finishes it
-                    history = crowd.history(durable=durability == "fsync")
-                    run("cp", "--sparse=always", str(image), str(Path(place, "copy.img")))
-                    crowd.send(signal.SIGCONT)
-                    with mounted(Path(place, "copy.img"), Path(place, "after")) as after:
-                        found = account(str(after / "data"), history, system=Rebooted())
-                    wrong += [f"round {number}: {text}" for text in found]
-                    total.update(cuts=1)
-                crowd.kill_all()
+                with _Crowd(nursery, str(folder), out) as crowd:
+                    crowd.start("follow", durability=durability)
+                    for _ in range(2):
+                        crowd.start("append", durability=durability)
+                    crowd.taking()
+                    for _ in range(mine):
+                        time.sleep(rng.random() * 0.1)
+                        crowd.send(signal.SIGSTOP)
+                        time.sleep(0.02)  # whoever is inside a system call finishes it
+                        history = crowd.history(durable=durability == "fsync")
+                        run("cp", "--sparse=always", str(image), str(Path(place, "copy.img")))
+                        with mounted(Path(place, "copy.img"), Path(place, "after")) as after:
+                            found = account(str(after / "data"), history, system=Rebooted())
+                        wrong += [f"round {number}: {text}" for text in found]
+                        total.update(cuts=1)
+                        crowd.send(signal.SIGCONT)
             total.update(logs=1)
             _count(total, history)
             say(f"{total['cuts']} cuts, {total['acknowledged']} acknowledged, {len(wrong)} wrong")
