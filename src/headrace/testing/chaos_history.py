@@ -304,6 +304,26 @@ class Facts:
         for some in history.took.values():
             self.read |= some
         self.newest = self._newest()
+        seen = {*self.by_id, *(place.id for place in self.read)}
+        self._silent: dict[tuple[str, int], float] = {}
+        for attempt in history.attempts.values():
+            for topic, rows in attempt.rows.items() if attempt.outcome == UNKNOWN else ():
+                for row in rows:
+                    if row.gone and row.id not in seen and self.kept(topic).compact:
+                        ended = max(attempt.ended, self._silent.get((topic, row.key), 0.0))
+                        self._silent[topic, row.key] = ended
+
+    def stays(self, topic: str, row: int) -> bool:
+        """Whether the newest row of a key that anybody knows of must be there.
+
+        Not if it says that the key is gone, nor if that may have been said later, by somebody who
+        was not told whether it was stored: that may be gone too by now. (If the table has the row,
+        nobody said so.)
+        """
+        key, gone = self.written[row][1][1:]
+        if gone or self.final.tables.get(topic, {}).get(key) == row:
+            return not gone
+        return self._silent.get((topic, key), 0.0) <= self.history.attempts[attempt_of(row)].begun
 
     def _newest(self) -> dict[tuple[str, int], tuple[int, int]]:
         """(topic, key) -> position and id of the newest row that anybody knows of."""
@@ -647,7 +667,7 @@ def _told_gone(facts: Facts) -> Iterator[str]:
 def _newest_dropped(facts: Facts) -> Iterator[str]:
     """Compaction took the newest row of a key."""
     for (topic, key), (position, row) in facts.newest.items():
-        dropped = row not in facts.by_id and not facts.written[row][1].gone
+        dropped = row not in facts.by_id and facts.stays(topic, row)
         if facts.kept(topic).compact and dropped and not _below_start(facts, topic, row):
             yield f"{topic}, key {key}: row {row} of position {position}"
 
@@ -701,12 +721,12 @@ def _wrong_table(facts: Facts) -> Iterator[str]:
                 there = rows.get(key)
                 if there is not None and (there[0] > at or (newest and newest > there)):
                     yield f"{process}: {topic} at {at}, key {key}: {there}, newest is {newest}"
-                elif there is None and newest and not facts.written[newest[1]][1].gone:
+                elif there is None and newest and facts.stays(topic, newest[1]):
                     yield f"{process}: {topic} at {at} has no key {key}; newest is {newest}"
     for topic, table in facts.final.tables.items():
         expected = {
             key: row for (of, key), (_, row) in facts.newest.items()
-            if of == topic and not facts.written[row][1].gone
+            if of == topic and facts.stays(topic, row)
         }  # fmt: skip
         if table != expected:
             key = next(k for k in {*table, *expected} if table.get(k) != expected.get(k))
