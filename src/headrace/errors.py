@@ -419,6 +419,27 @@ class BadPosition(UsageError):
     fix = "start at a position within the two, or at 'earliest' or 'latest'"
 
 
+class OffsetsGone(UsageError):
+    """Rows that come next for a reader are no longer held."""
+
+    code = "HR-LOG-031"
+    title = "rows that come next are no longer held"
+    why = "the retention of the topic let them go before they were read here"
+    fix = (
+        "start at 'earliest', which is the first row that is held; to keep more, raise the"
+        " retention (`headrace topic set`), give the topic an archive, or take a hold"
+    )
+
+
+class NotKeeper(UsageError):
+    """Another process keeps the log."""
+
+    code = "HR-LOG-032"
+    title = "another process is the keeper of the log"
+    why = "one process at a time seals, compacts and deletes files"
+    fix = "nothing need be done: it does its work; or stop it, and try again"
+
+
 class PieceInvalid(UsageError):
     """A staged piece cannot be published."""
 

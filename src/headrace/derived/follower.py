@@ -44,7 +44,7 @@ from headrace.derived.shape import to_load
 from headrace.interfaces import Changes, Cut, Kept, KeptTable, Mark, Refused, Target
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.writer import Writer
-from headrace.tables.hashing import hash64
+from headrace.model.hashing import hash64
 
 BACK_OFF = (0.1, 5.0)
 """Seconds before a target that is away is asked again: first, and at most."""

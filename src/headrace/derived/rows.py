@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 
 from headrace.interfaces import Cut, Kept, KeptTable
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.model.hashing import hash64
 from headrace.model.schema import RESERVED
 from headrace.model.topic import Topic
-from headrace.tables.hashing import hash64
 from headrace.tables.keyed import what_is_left
 from headrace.tables.runs import Words, differs, sorted_order, take_rows
 

@@ -110,7 +110,7 @@ class Batch:
     that are read): progress may be noted only at a batch that is `last`.
     """
 
-    __slots__ = ("_extra", "_spans", "data", "definition", "last", "position", "schema_version")
+    __slots__ = ("_extra", "data", "definition", "last", "position", "schema_version", "spans")
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Batch:
         self.position = position
         self.last = last
         self.schema_version = schema_version
-        self._spans = spans
+        self.spans = spans
         self._extra = extra
 
     def __len__(self) -> int:
@@ -148,28 +148,28 @@ class Batch:
     @property
     def partition(self) -> pa.Array:
         """The partition of each row."""
-        runs = np.concatenate([span.runs for span in self._spans])
+        runs = np.concatenate([span.runs for span in self.spans])
         return pa.array(np.repeat(runs["partition"], runs["rows"]))
 
     @property
     def offset(self) -> pa.Array:
         """The offset of each row in its partition."""
-        return pa.array(np.concatenate([offsets_of(span.runs) for span in self._spans]))
+        return pa.array(np.concatenate([offsets_of(span.runs) for span in self.spans]))
 
     @property
     def positions(self) -> pa.Array:
         """The position of the entry that each row came in."""
-        return self._repeated([span.position for span in self._spans], pa.int64())
+        return self._repeated([span.position for span in self.spans], pa.int64())
 
     @property
     def sent_time(self) -> pa.Array:
         """When each row was sent, by its producer's clock."""
-        return self._repeated([span.sent for span in self._spans], TIME)
+        return self._repeated([span.sent for span in self.spans], TIME)
 
     @property
     def received_time(self) -> pa.Array:
         """When the log took each row, by the log's clock; never goes back."""
-        return self._repeated([span.received for span in self._spans], TIME)
+        return self._repeated([span.received for span in self.spans], TIME)
 
     @property
     def headers(self) -> pa.Array:
@@ -189,7 +189,7 @@ class Batch:
         return result
 
     def _repeated(self, values: list[int], kind: pa.DataType) -> pa.Array:
-        counts = [span.rows for span in self._spans]
+        counts = [span.rows for span in self.spans]
         return pa.array(np.repeat(np.array(values, np.int64), counts)).cast(kind)
 
 

@@ -39,8 +39,8 @@ from headrace.derived.rows import MANY, WEIGHT, current, expected, row_ids
 from headrace.derived.verify import COPIES, MISSING, MULTISET, Comparison, Found, as_multiset
 from headrace.interfaces import Changes, Cut, Kept, KeptTable, Refused, Target
 from headrace.log.tail import last_rows
+from headrace.model.hashing import hash64
 from headrace.model.json_values import json_values
-from headrace.tables.hashing import hash64
 from headrace.tables.keyed import key_words
 from headrace.tables.runs import sorted_order, take_rows
 
