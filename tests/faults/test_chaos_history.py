@@ -263,6 +263,13 @@ def _() -> Made:
     return made(log)
 
 
+@bad("hold ignored")
+def _() -> Made:
+    log = world()
+    log.history.holds += [("hold", 1, True), ("hold", 1, False)]
+    return made(log)
+
+
 @bad("newest dropped")
 def _() -> Made:
     log = world()
@@ -343,6 +350,20 @@ def _() -> Made:
     log.consume("plain", 0, 3)
     log.history.took[GROUP].pop()
     return made(log)
+
+
+@bad("not once")
+def _() -> Made:
+    """Copied, and copied again by the next owner."""
+    log = world()
+    log.join()
+    log.consume("plain", 0, 3)
+    rows = [place.id for place, _ in log.rows if place.topic == "plain"]
+    log.append({"other": [(row, False) for row in rows]})
+    log.append({"other": [(rows[0], False)]})
+    final = log.final()
+    final.copies = {GROUP: ("plain", "other")}
+    return log.history, final
 
 
 CASES = [(name, make) for name, several in BAD.items() for make in several]

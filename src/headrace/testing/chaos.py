@@ -17,6 +17,7 @@ import contextlib
 import glob
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -28,7 +29,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from headrace import errors
 from headrace.log.embedded.check import check
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.embedded.system import OsSystem
@@ -44,7 +44,16 @@ from headrace.testing.chaos_history import (
     judge,
     take_lines,
 )
-from headrace.testing.chaos_worker import SCHEMA, TOPICS, TWINS, rows_of, tables_of
+from headrace.testing.chaos_worker import (
+    COPIED,
+    GROUPS,
+    ROLES,
+    SCHEMA,
+    TOPICS,
+    TWINS,
+    rows_of,
+    tables_of,
+)
 from headrace.testing.nursery import Nursery
 
 SETTINGS: dict[str, Any] = {
@@ -52,11 +61,22 @@ SETTINGS: dict[str, Any] = {
     "chunk_bytes": 32 << 10, "quiet_seconds": 0.1, "lock_timeout_seconds": 4.0,
 }  # fmt: skip
 """Files are small, so that every second brings several of all kinds."""
-CROWD = {"producer": 3, "writer": 2, "follower": 2, "rover": 1, "table reader": 1}
+CROWD = {
+    "producer": 3, "writer": 2, "follower": 2, "rover": 1, "table reader": 1, "keeper": 2,
+    "holder": 1, "member": 3, "copier": 2,
+}  # fmt: skip
+CROWD = {role: count for role, count in CROWD.items() if role in ROLES}
+ON_TIME = ("keeper", "holder")
+"""Their clocks do not jump: a hold counts until a time."""
+RETENTION = 10_000
+DAYS = 10 * 86_400.0
+"""The grace of what says that a key is gone: further than clocks jump."""
 FAULTS = {"kill": 10, "stop": 5, "jump": 2, "fill": 1}
 """How often each is done, among each other."""
 MODULE = "headrace.testing.chaos_worker"
-DISK_MB = 1024
+MODULES = (MODULE, "pandas", "headrace.tables.table")
+"""What a worker imports sooner or later: once, before it is forked."""
+DISK_MB = 512
 NEVER_WELL = ("LogDamaged", "PackDamaged", "NotALog", "NewerFormat", "BadRows", "UnknownTopic")
 """Errors that no fault of these excuses."""
 
@@ -98,7 +118,7 @@ class Director:
         self._hands: list[_Hand] = []
         self._clock = records / "clock"
         self._set_clock("+0")
-        self._true = Nursery(MODULE)
+        self._true = Nursery(*MODULES)
         self._false = self._true
         if faketime():
             jumping = {
@@ -106,7 +126,7 @@ class Director:
                 "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
                 "DONT_FAKE_MONOTONIC": "1",
             }  # fmt: skip
-            self._false = Nursery(MODULE, environment=jumping)
+            self._false = Nursery(*MODULES, environment=jumping)
         else:
             found.skipped.append("clock jumps: libfaketime is not installed")
         self.limited: set[str] = set()
@@ -157,7 +177,8 @@ class Director:
                 limits["memory"] = self._rng.randint(20, 300) << 20
             self.limited.add(name)
             self._found.counts["limited"] += 1
-        nursery = self._false if self._rng.random() < 0.3 else self._true
+        jumps = self._rng.random() < 0.3 and role not in ON_TIME
+        nursery = self._false if jumps else self._true
         record = self._records / f"{name}.ndjson"
         arguments = [str(self._folder), role, str(self._started), str(record)]
         arguments += ["--settings", json.dumps(SETTINGS)]
@@ -206,6 +227,8 @@ class Director:
         for hand in self._hands:
             while hand.nursery.alive(hand.pid):
                 if time.monotonic() > deadline:
+                    self._found.counts["hung"] += 1
+                    hand.nursery.send(hand.pid, signal.SIGUSR1)  # it says where, to stderr
                     if not hand.limited:
                         self._found.wrong.append(f"hangs: a {hand.role} did not end within 30 s")
                     break
@@ -222,43 +245,52 @@ def case(seed: str, seconds: float, crowd: Mapping[str, int] = CROWD) -> Found:
         if image.why_not():
             found.skipped.append(f"a full disk: {image.why_not()}")
         else:
-            made = image.make_image(Path(place, "disk.img"), DISK_MB)
-            disk = stack.enter_context(image.mounted(made, Path(place, "disk")))
+            disk = stack.enter_context(_disk(Path(place), Random(f"disk/{seed}")))
         folder = disk / "log"
-        prepare(folder)
+        prepare(folder, Path(place, "archive"))
         director = Director(folder, records, seed, found)
         director.run(seconds, crowd)
         history = gather(sorted(records.glob("*.ndjson")), director.limited, found)
         try:
             final = final_of(folder)
             problems = [problem.render() for problem in check(OsSystem(), str(folder)).problems]
-        except errors.HeadraceError as error:
-            found.wrong.append(f"in the end: {error.render()}")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the log cannot be read
+            found.wrong.append(f"in the end: {type(error).__name__}: {error}")
+            _keep(place, seed)
             return found
         found.wrong += [f"check: {text}" for text in problems]
         anomalies = judge(history, final)
         found.counts.update(counted(history), anomalies=len(anomalies))
         found.wrong += first_of_each(anomalies)
-        if found.wrong and os.environ.get("HEADRACE_CHAOS_KEEP"):
-            keep = Path(os.environ["HEADRACE_CHAOS_KEEP"], seed)
-            _keep(place, keep)
+        _keep(place, seed)
     return found
 
 
-def _keep(place: str, to: Path) -> None:
-    import shutil
+def _keep(place: str, seed: str) -> None:
+    """Keep what was recorded, and the log, where HEADRACE_CHAOS_KEEP says, to look into it."""
+    if to := os.environ.get("HEADRACE_CHAOS_KEEP"):
+        for name in ("records", "archive", "log", "disk/log"):
+            if Path(place, name).exists():
+                shutil.copytree(Path(place, name), Path(to, seed, name), dirs_exist_ok=True)
 
-    shutil.copytree(Path(place, "records"), to / "records", dirs_exist_ok=True)
-    for folder in (Path(place, "disk", "log"), Path(place, "log")):
-        if folder.exists():
-            shutil.copytree(folder, to / "log", dirs_exist_ok=True)
+
+def _disk(place: Path, rng: Random) -> contextlib.AbstractContextManager[Path]:
+    """A disk that can be filled: a real one is slow to sync, so that less happens."""
+    if rng.random() < 0.3:
+        made = image.make_image(place / "disk.img", DISK_MB)
+        return image.mounted(made, place / "disk")
+    return image.in_memory(place / "disk", DISK_MB)
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, archive: Path) -> None:
     """Make the log and its topics."""
     with EmbeddedLog(folder, LogSettings(**SETTINGS)) as log:
         for topic, partitions in TOPICS.items():
             log.create_topic(topic, SCHEMA, key="key", partitions=partitions)
+        log.set_topic("short", retention_bytes=RETENTION)
+        log.set_topic("filed", retention_bytes=RETENTION, archive=str(archive))
+        for topic in TWINS:
+            log.set_topic(topic, compact=True, grace_seconds=DAYS)
 
 
 def gather(files: list[Path], limited: set[str], found: Found) -> History:
@@ -278,24 +310,27 @@ def gather(files: list[Path], limited: set[str], found: Found) -> History:
                 found.counts["surprises"] += 1
                 if file.stem not in limited:
                     found.wrong.append(f"{file.stem}: surprise: {line['surprise']}")
+            elif "turn" in line:
+                found.counts["turns"] += 1
+                found.counts.update(line["turn"])
     return history
 
 
 def final_of(folder: Path) -> Final:
     """What the log holds now that nobody uses it."""
-    final = Final(twins=tuple(TWINS), now=int(time.time() * 1e6))
+    final = Final(copies=COPIED, twins=tuple(TWINS), now=int(time.time() * 1e6))
     with EmbeddedLog(folder, LogSettings(**SETTINGS), create=False) as log:
         for topic in TOPICS:
             policy = log.topic(topic).policy
-            limit = policy.retention_bytes is not None or policy.retention_seconds is not None
-            grace = int(policy.grace_seconds * 1e6)
-            final.kept[topic] = Kept(limit, policy.compact, grace)
+            goes = policy.retention_bytes is not None and policy.archive is None
+            final.kept[topic] = Kept(goes, policy.compact, int(policy.grace_seconds * 1e6))
             final.starts[topic] = log.starts(topic)
             final.ends[topic] = log.ends(topic)
         for batch in log.read(list(TOPICS)):
             received = batch.received_time.cast("int64").to_pylist()
             for row, at in zip(rows_of(batch), received, strict=True):
                 final.rows.append((Place(batch.topic, *row), at))
+        final.committed = {group: log.offsets(group) for group in GROUPS}
         for topic, rows in tables_of(log, log.position).items():
             final.tables[topic] = {key: row for key, row, _ in rows}
     return final

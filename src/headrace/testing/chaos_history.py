@@ -11,6 +11,7 @@ knows nothing of the log but its promises::
     glimpse         the newest position, as somebody was told
     table           tables of several topics at one position
     joined, took, commit, committed  a member of a group
+    held            a hold, and whether what it holds could be read
 
 Rules never look at each other. Each has one name; tests hold a bad history for each that no other
 rule reports. What is known of a row's place comes from the receipts, from all that was read and
@@ -32,7 +33,7 @@ import json
 import os
 import time
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,7 +130,8 @@ class Commit:
     """A member's commit."""
 
     group: str
-    generation: int
+    generation: int | None
+    """The one that it requires; None: any in which its member is still in the group."""
     offsets: dict[str, dict[int, int]]
     begun: float
     ended: float = NEVER
@@ -153,6 +155,8 @@ class History:
     took: dict[str, set[Place]] = field(default_factory=dict)
     """Group: what its members were given."""
     commits: list[Commit] = field(default_factory=list)
+    holds: list[tuple[str, int, bool]] = field(default_factory=list)
+    """Name and position of a hold that counts, and whether what it holds could be read."""
 
 
 @dataclass(slots=True)
@@ -179,6 +183,9 @@ class Final:
     twins: tuple[str, ...] = ()
     """Topics that are only ever written together, the same keys in all of them."""
     now: int = 0
+    copies: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Group: the topic it reads, and the one into which it copies each row, with its offsets; the
+    key of a copy is the id of the row."""
 
 
 class Anomaly(NamedTuple):
@@ -264,6 +271,8 @@ def take_lines(history: History, process: str, lines: Iterable[Mapping[str, Any]
             offsets = {t: _whole_keys(some) for t, some in line["offsets"].items()}
             commits[line["commit"]] = Commit(line["group"], line["generation"], offsets, at)
             history.commits.append(commits[line["commit"]])
+        elif "held" in line:
+            history.holds.append((line["held"], line["position"], line["kept"]))
         elif "committed" in line:
             commit = commits[line["committed"]]
             commit.ended, commit.outcome = at, line["outcome"]
@@ -696,6 +705,14 @@ def _below_start(facts: Facts, topic: str, row: int) -> bool:
     return any(facts.expired(topic, partition, base) for partition, _, base in runs)
 
 
+@_rule("hold ignored")
+def _hold(facts: Facts) -> Iterator[str]:
+    """What a hold keeps was gone."""
+    for name, position, kept in facts.history.holds:
+        if not kept:
+            yield f"{name}: what comes after {position}"
+
+
 # --- tables ---------------------------------------------------------------------------------------
 
 
@@ -760,7 +777,7 @@ def _old_generation(facts: Facts) -> Iterator[str]:
         taken = [
             (commit.begun, commit.generation)
             for commit in facts.history.commits
-            if commit.group == group and commit.outcome == ACKED
+            if commit.group == group and commit.outcome == ACKED and commit.generation is not None
         ]
         for generation, highest in _highest_before(begun, taken):
             if generation < highest:
@@ -780,6 +797,26 @@ def _skipped(facts: Facts) -> Iterator[str]:
                         break
 
 
+@_rule("not once")
+def _not_once(facts: Facts) -> Iterator[str]:
+    """What a group makes of its rows, in one entry with its offsets, is there once for each row."""
+    for group, (source, target) in facts.final.copies.items():
+        committed = facts.final.committed.get(group, {}).get(source, {})
+        rows = Counter(
+            place.id
+            for (topic, partition), places in facts.partitions.items()
+            for place in places
+            if topic == source and place.offset < committed.get(partition, 0)
+        )
+        copies = Counter(
+            facts.written[place.id][1].key
+            for place in facts.by_id.values()
+            if place.topic == target and place.id in facts.written
+        )
+        for row in [*(rows - copies), *(copies - rows)][:5]:
+            yield f"group {group}: row {row} of {source} is {copies[row]} times in {target}"
+
+
 def _name(attempt: Attempt) -> str:
     return f"attempt {attempt.number} of {attempt.process or 'somebody'}"
 
@@ -796,6 +833,7 @@ def counted(history: History) -> dict[str, int]:
         "tables": len(history.tables),
         "gone": sum(reading.gone is not None for reading in history.readings),
         "commits": len(history.commits),
+        "holds": len(history.holds),
     }
 
 

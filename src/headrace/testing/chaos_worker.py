@@ -11,29 +11,35 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import select
 import signal
 import struct
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.writer import Writer
+from headrace.model.fold import OWN_COUNTERS
 from headrace.model.records import Batch, Receipt, time_of
 from headrace.settings import LogSettings
 from headrace.testing.chaos_history import ACKED, INDEX_BITS, REFUSED, UNKNOWN, Recorder
 
 SCHEMA = "id bigint, key bigint, _op string, pad string"
-PLAIN = {"orders": 4, "payments": 2, "audit": 1}
-"""Topics of which everything is kept, with their partitions."""
+PLAIN = {"orders": 4, "payments": 2, "audit": 1, "filed": 2, "short": 2}
+"""Topics with their partitions; `filed` has an archive, and `short` little retention."""
 TWINS = {"accounts": 2, "balances": 2}
-"""Topics that are only ever written together, the same keys in both."""
-TOPICS = PLAIN | TWINS
+"""Topics that are only ever written together, the same keys in both; they are compacted."""
+COPIES = {"copies": 2}
+"""Here a group copies `audit`, each row once, with its offsets."""
+TOPICS = PLAIN | TWINS | COPIES
+GROUPS = {"readers": ["orders", "payments", "short"], "copiers": ["audit"]}
+COPIED = {"copiers": ("audit", "copies")}
 _RUN = struct.Struct("<IIQ")
 NUMBERS = 1_000_000
 """Attempts of one process at most."""
@@ -103,6 +109,26 @@ class Worker:
         """Rows with any keys."""
         return [(self.rng.randrange(200), False) for _ in range(self.rng.randint(1, most))]
 
+    @contextlib.contextmanager
+    def commit(
+        self, group: str, offsets: Mapping[str, Mapping[int, int]], generation: int | None = None
+    ) -> Iterator[None]:
+        """Record a commit of a group's offsets and how it ends; `generation`: which it requires."""
+        self._commits += 1
+        number = self._commits
+        self.record(commit=number, group=group, generation=generation, offsets=offsets)
+        outcome = UNKNOWN
+        try:
+            yield
+            outcome = ACKED
+        except errors.Unknown:
+            raise
+        except errors.HeadraceError:
+            outcome = REFUSED
+            raise
+        finally:
+            self.record(committed=number, outcome=outcome)
+
     # --- reading ---
 
     def reading(self, topics: Sequence[str], **more: Any) -> int:
@@ -118,6 +144,16 @@ class Worker:
             batch=reading, topic=batch.topic, position=batch.position, last=batch.last,
             rows=rows_of(batch),
         )  # fmt: skip
+
+    @contextlib.contextmanager
+    def told(self, reading: int) -> Iterator[None]:
+        """Record it when a reading is told that what it asks for is gone."""
+        try:
+            yield
+        except errors.OffsetsGone as gone:
+            details: Any = gone.details
+            first = {p: start for p, (_, start) in details["gone"].items()}
+            self.record(gone=reading, first={details["topic"]: first})
 
     def glimpse(self) -> int:
         """The newest position, as the log says."""
@@ -298,22 +334,22 @@ def follow(worker: Worker) -> None:
     topics = rng.sample(list(TOPICS), rng.randint(1, len(TOPICS)))
     start = {"after": rng.randrange(log.position + 1)} if rng.random() < 0.5 else {}
     reading = worker.reading(topics, start=start)
-    asking = rng.random() < 0.5
-    found = log.read(topics, after=start.get("after"), follow=True, timeout=1.0)
-    until = time.monotonic() + rng.uniform(1.0, 6.0)
-    if not asking:
-        for batch in found:
-            worker.batch(reading, batch)
-            if time.monotonic() > until:
-                break
-        return
-    while time.monotonic() < until:
-        newest = worker.glimpse()
-        while (next_one := found.poll()) is not None:
-            worker.batch(reading, next_one)
-        worker.record(through=reading, position=newest)
-        with contextlib.suppress(errors.WaitTimeout):
-            log.wait(newest + 1, 0.3)
+    with worker.told(reading):
+        found = log.read(topics, after=start.get("after"), follow=True, timeout=1.0)
+        until = time.monotonic() + rng.uniform(1.0, 6.0)
+        if rng.random() < 0.5:
+            for batch in found:
+                worker.batch(reading, batch)
+                if time.monotonic() > until:
+                    break
+            return
+        while time.monotonic() < until:
+            newest = worker.glimpse()
+            while (next_one := found.poll()) is not None:
+                worker.batch(reading, next_one)
+            worker.record(through=reading, position=newest)
+            with contextlib.suppress(errors.WaitTimeout):
+                log.wait(newest + 1, 0.3)
 
 
 def rove(worker: Worker) -> None:
@@ -330,7 +366,7 @@ def rove(worker: Worker) -> None:
     if kind == "offsets":
         ends = log.ends(topic)
         chosen = rng.sample(range(len(ends)), rng.randint(1, len(ends)))
-        offsets = {p: rng.randint(log.starts(topic)[p], ends[p]) for p in chosen}
+        offsets = {p: rng.randint(0, ends[p]) for p in chosen}
         options["start"], start = offsets, {"offsets": offsets}
     elif kind == "time":
         now = int(time.time() * 1e6) - rng.randrange(20_000_000)
@@ -345,12 +381,13 @@ def rove(worker: Worker) -> None:
             options["through"] = newest
     reading = worker.reading(topics, start=start, **more)
     count = 0
-    for batch in log.read(topics, **options):
-        worker.batch(reading, batch)
-        count += len(batch)
-        if count > 20_000:
-            return
-    worker.record(through=reading, position=newest)
+    with worker.told(reading):
+        for batch in log.read(topics, **options):
+            worker.batch(reading, batch)
+            count += len(batch)
+            if count > 20_000:
+                return
+        worker.record(through=reading, position=newest)
 
 
 def look_up(worker: Worker) -> None:
@@ -358,7 +395,8 @@ def look_up(worker: Worker) -> None:
     sleep(worker.rng.uniform(0.05, 0.4))
     position = worker.glimpse()
     if worker.rng.random() < 0.3:
-        position = worker.rng.randint(max(worker.log.since, position // 2), position)
+        since = max(worker.log.since_of(topic) for topic in TWINS)
+        position = worker.rng.randint(max(since, position // 2), position)
     worker.record(table=tables_of(worker.log, position), position=position)
 
 
@@ -376,13 +414,100 @@ def tables_of(log: EmbeddedLog, position: int) -> dict[str, list[tuple[int, int,
     return found
 
 
+# --- keepers --------------------------------------------------------------------------------------
+
+
+def keep(worker: Worker) -> None:
+    """Seal, let go, compact and delete, when nobody else does."""
+    rng = worker.rng
+    keeper = worker.log.keeper()
+    try:
+        for _ in range(rng.randint(1, 10)):
+            sleep(rng.uniform(0.05, 0.6))
+            done = keeper.turn(close=rng.random() < 0.4, compact=rng.random() < 0.4)
+            worker.record(turn={name: len(some) for name, some in done.to_json().items() if some})
+    except errors.NotKeeper:
+        sleep(0.3)
+    finally:
+        keeper.release()
+
+
+def hold(worker: Worker) -> None:
+    """Hold a position, and see whether it can be read until it is let go."""
+    log, name = worker.log, f"hold-{worker.number}"
+    position = worker.glimpse()
+    log.hold(name, position, topics=["short"], seconds=20.0)
+    if log.since_of("short") <= position:
+        until = time.monotonic() + worker.rng.uniform(0.5, 5.0)
+        while time.monotonic() < until:
+            sleep(0.2)
+            try:
+                next(log.read("short", after=position), None)
+                worker.record(held=name, position=position, kept=True)
+            except errors.OffsetsGone:
+                worker.record(held=name, position=position, kept=False)
+    log.release(name)
+
+
+# --- members of groups ----------------------------------------------------------------------------
+
+
+def consume(worker: Worker) -> None:
+    """Read as a member of a group for a while, and commit most of the time."""
+    _member(worker, "readers", _commit)
+
+
+def copy(worker: Worker) -> None:
+    """Read as a member of a group, and store a copy of each row with the offsets."""
+    _member(worker, "copiers", _copy)
+
+
+def _member(worker: Worker, group: str, act: Callable[[Worker, Any, Any], None]) -> None:
+    rng, generation = worker.rng, 0
+    log: Any = worker.log
+    options = {"max_rows": rng.choice((5, 200)), "timeout": 1.0, "lease_seconds": 2.0}
+    with log.consumer(GROUPS[group], group, on_gone="skip", **options) as consumer:
+        until = time.monotonic() + rng.uniform(1.0, 8.0)
+        for batch in consumer:
+            if consumer.generation != generation:
+                generation = consumer.generation
+                worker.record(joined=group, generation=generation)
+            worker.record(took=group, topic=batch.topic, rows=rows_of(batch))
+            with contextlib.suppress(errors.Conflict):
+                act(worker, consumer, batch)
+            if time.monotonic() > until:
+                break
+
+
+def _commit(worker: Worker, consumer: Any, batch: Any) -> None:
+    if worker.rng.random() < 0.7:
+        with worker.commit(consumer.group, {batch.topic: batch.ends}):
+            consumer.commit(batch)
+
+
+def _copy(worker: Worker, consumer: Any, batch: Any) -> None:
+    ids = batch.data.column("id").to_pylist()
+    with worker.begin({"copies": [(row, False) for row in ids]}) as attempt:
+        with worker.log.transaction() as transaction:
+            transaction.append("copies", attempt.rows["copies"])
+            consumer.commit_in(transaction, batch)
+            generation = transaction._require[f"{OWN_COUNTERS}group/{consumer.group}"]
+            with worker.commit(consumer.group, {batch.topic: batch.ends}, generation):
+                transaction.commit()
+        attempt.taken(transaction.receipt)
+
+
 ROLES: dict[str, Callable[[Worker], None]] = {
     "producer": produce,
     "writer": write_once,
     "follower": follow,
     "rover": rove,
     "table reader": look_up,
+    "keeper": keep,
+    "holder": hold,
 }
+if hasattr(EmbeddedLog, "consumer"):
+    ROLES |= {"member": consume, "copier": copy}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -400,6 +525,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise Ended
 
     signal.signal(signal.SIGTERM, end)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where somebody hangs
     with contextlib.suppress(Ended):
         Worker(chosen).run(chosen.role)
     return 0

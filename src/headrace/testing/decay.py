@@ -50,11 +50,11 @@ class Aged:
         return damages(files_of(self.image), rng, each=each, others=self.versions)
 
 
-def aged(seed: int) -> Aged:
-    """Make a log with all kinds of files; see the module."""
-    older = _lived(new_machine(), seed, rounds=3)
-    one = _lived(SimulatedMachine(older, boot=b"boot 2".ljust(16)), seed, rounds=5)
-    two = _lived(SimulatedMachine(older, boot=b"boot 3".ljust(16)), -seed, rounds=5)
+def aged(seed: int, rounds: tuple[int, int] = (3, 5)) -> Aged:
+    """Make a log with all kinds of files, in so many rounds before and after a boot."""
+    older = _lived(new_machine(), seed, rounds[0])
+    one = _lived(SimulatedMachine(older, boot=b"boot 2".ljust(16)), seed, rounds[1])
+    two = _lived(SimulatedMachine(older, boot=b"boot 3".ljust(16)), -seed, rounds[1])
     look = Run(SimulatedMachine(one, boot=NEXT_BOOT), seed)
     content = content_of(look.open())
     look.end()
@@ -179,9 +179,9 @@ def _differs(found: Content, original: Content) -> str:
 
 def _not_from(found: Content, original: Content) -> str:
     """Rows that were never written, or are there twice."""
-    wrong = [row for row in found.rows if row not in set(original.rows)]
+    wrong = set(found.rows) - set(original.rows)
     if wrong:
-        return f"a row that was never written: {wrong[0]}"
+        return f"a row that was never written: {min(wrong)}"
     if len(set(found.rows)) != len(found.rows):
         return "rows twice"
     return ""
@@ -203,7 +203,8 @@ def _rest(log: EmbeddedLog, error: errors.HeadraceError, found: Content, origina
             if following == resume:
                 return f"reading on after {resume} does not get further: {again.render()}"
             resume = following
-        found.rows += [row for row in rest.rows if row not in set(found.rows)]
+        known = set(found.rows)
+        found.rows += [row for row in rest.rows if row not in known]
         wrong = _not_from(rest, original)
         if wrong:
             return f"reading on: {wrong}"

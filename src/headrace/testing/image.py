@@ -33,6 +33,18 @@ def mounted(image: Path, point: Path) -> Iterator[Path]:
         run("umount", str(point))
 
 
+@contextlib.contextmanager
+def in_memory(point: Path, megabytes: int) -> Iterator[Path]:
+    """A disk in memory for a while: it can be filled, and a sync of it costs nothing."""
+    point.mkdir(exist_ok=True)
+    run("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "chaos", str(point))
+    try:
+        yield point
+    finally:
+        gc.collect()
+        run("umount", str(point))
+
+
 def make_image(path: Path, megabytes: int = 64) -> Path:
     """Make an empty file system in a file."""
     with path.open("wb") as file:

@@ -126,7 +126,10 @@ def kills(count: int, seed: int, say: Say) -> dict[str, Any]:
     rng = Random(f"kills/{seed}")
     total: Counter[str] = Counter()
     wrong: list[str] = []
-    with Nursery("headrace.testing.worker") as nursery, tempfile.TemporaryDirectory() as place:
+    with (
+        Nursery("headrace.testing.worker", "pandas") as nursery,
+        tempfile.TemporaryDirectory() as place,
+    ):
         for number, mine in enumerate(_rounds(count)):
             folder, out = Path(place, f"log{number}"), Path(place, f"out{number}")
             out.mkdir()
@@ -164,7 +167,10 @@ def cuts(count: int, seed: int, say: Say) -> dict[str, Any] | str:
     rng = Random(f"cuts/{seed}")
     total: Counter[str] = Counter()
     wrong: list[str] = []
-    with Nursery("headrace.testing.worker") as nursery, tempfile.TemporaryDirectory() as place:
+    with (
+        Nursery("headrace.testing.worker", "pandas") as nursery,
+        tempfile.TemporaryDirectory() as place,
+    ):
         for number, mine in enumerate(_rounds(count)):
             image, out = make_image(Path(place, "disk.img")), Path(place, f"out{number}")
             out.mkdir()
@@ -212,7 +218,7 @@ def decay(count: int, seed: int, say: Say) -> dict[str, Any]:
     wrong: list[str] = []
     tried = logs = 0
     while tried < count:
-        log = aged(seed + logs)
+        log = aged(seed + logs, (1, 2))
         for damage in log.damages(Random(seed + logs), 4):
             how, what = examine(log, damage)
             tried += 1

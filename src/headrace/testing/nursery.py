@@ -28,7 +28,7 @@ class Nursery:
     """The asker's end."""
 
     def __init__(self, *modules: str, environment: Mapping[str, str] | None = None) -> None:
-        """Start the process; it imports these modules, each with a `main(arguments)`."""
+        """Start the process; it imports these modules, so that nobody else has to."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "headrace.testing.nursery", *modules],
             stdin=subprocess.PIPE,

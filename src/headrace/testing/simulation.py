@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
@@ -205,16 +206,23 @@ def take(batch: Batch, content: Content) -> None:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `Stuck` when the block takes longer; only in the main thread, where signals arrive."""
+    """Raise `Stuck` when the block takes longer; only in the main thread, where signals arrive.
+
+    Longer by the processor's time: other processes may leave this one little of it. A block that
+    waits and does nothing is stuck after ten times as long.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    used, began = time.process_time(), time.monotonic()
+
     def stuck(*_: object) -> None:
-        raise Stuck(f"no end within {seconds:g} s")
+        if time.process_time() - used >= seconds or time.monotonic() - began >= 10 * seconds:
+            raise Stuck(f"no end within {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stuck)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:
