@@ -63,12 +63,13 @@ Say = Callable[[str], None]
 
 
 class _Crowd:
-    """Writers and a follower on one folder, and what they have said."""
+    """Writers, a follower and a keeper on one folder, and what they have said."""
 
     def __init__(self, nursery: Nursery, folder: str, out: Path) -> None:
         self._nursery, self._folder, self._out = nursery, folder, out
         self._number = 0
-        self.followers: dict[int, Path] = {}
+        self.others: dict[int, Path] = {}
+        """Followers and keepers."""
         self.writers: dict[int, Path] = {}
         self.files: list[Path] = []
 
@@ -79,18 +80,18 @@ class _Crowd:
         arguments = [self._folder, task, *(first if task == "append" else ())]
         arguments += ["--settings", json.dumps({**SMALL, **settings})]
         pid = self._nursery.fork("headrace.testing.worker", arguments, str(out))
-        (self.writers if task == "append" else self.followers)[pid] = out
+        (self.writers if task == "append" else self.others)[pid] = out
         self.files.append(out)
         return pid
 
     def send(self, number: int) -> None:
-        for pid in (*self.writers, *self.followers):
+        for pid in (*self.writers, *self.others):
             self._nursery.send(pid, number)
 
     def kill(self, pid: int) -> None:
         self._nursery.send(pid, signal.SIGKILL)
         self.writers.pop(pid, None)
-        self.followers.pop(pid, None)
+        self.others.pop(pid, None)
         while self._nursery.alive(pid):
             time.sleep(0.001)
 
@@ -99,7 +100,7 @@ class _Crowd:
 
     def __exit__(self, *_: object) -> None:
         """Kill them all."""
-        for pid in (*self.writers, *self.followers):
+        for pid in (*self.writers, *self.others):
             self.kill(pid)
 
     def history(self, *, durable: bool = True) -> History:
@@ -122,7 +123,7 @@ def _rounds(count: int) -> Iterator[int]:
 
 
 def kills(count: int, seed: int, say: Say) -> dict[str, Any]:
-    """Kill writers and followers at random instants; every log is judged at the end of its time."""
+    """Kill writers, followers and keepers at random; every log is judged at the end of its time."""
     rng = Random(f"kills/{seed}")
     total: Counter[str] = Counter()
     wrong: list[str] = []
@@ -136,14 +137,15 @@ def kills(count: int, seed: int, say: Say) -> dict[str, Any]:
             prepare(str(folder))
             durability = rng.choice(("fsync", "fsync", "os"))
             with _Crowd(nursery, str(folder), out) as crowd:
-                crowd.start("follow")
+                tasks = {crowd.start(task): task for task in ("follow", "keep")}
                 for _ in range(3):
                     crowd.start("append", durability=durability)
                 for _ in range(mine):
                     time.sleep(rng.random() * 0.15)
-                    if rng.random() < 0.1:
-                        crowd.kill(rng.choice(list(crowd.followers)))
-                        crowd.start("follow")
+                    if rng.random() < 0.2:
+                        other = rng.choice(list(crowd.others))
+                        crowd.kill(other)
+                        tasks[crowd.start(tasks[other])] = tasks[other]
                     else:
                         victim = rng.choice(list(crowd.writers))
                         if rng.random() < 0.8:  # the others die while they open the log
@@ -181,6 +183,7 @@ def cuts(count: int, seed: int, say: Say) -> dict[str, Any] | str:
                 subprocess.run(["sync", "-f", str(folder)], check=True)  # the folder itself, once
                 with _Crowd(nursery, str(folder), out) as crowd:
                     crowd.start("follow", durability=durability)
+                    crowd.start("keep")
                     for _ in range(2):
                         crowd.start("append", durability=durability)
                     crowd.taking()
