@@ -118,7 +118,7 @@ class Stream:
             self._journal.control.sealed.of(self._wanted.topic.id),
             self._wanted.offsets,
         )
-        for file, beyond in zip(files, [*files[1:], None], strict=False):
+        for file, beyond in itertools.zip_longest(files, files[1:]):
             if file.name in self._done or file.through < low or file.time_last < early:
                 continue
             if not offsets or beyond is None or file.schema != beyond.schema:

@@ -517,6 +517,8 @@ class Journal:
             marked=address + draft.length,
             zeroed=address + draft.length,
         )
+        if carried:
+            self.live.publish(tail)  # counters that they move have moved in this file
         for data in carried:
             tail = self._copy(file, data, tail)
         file.fdatasync()

@@ -49,6 +49,7 @@ from headrace.model.topic import Topic
 FORMAT = 1
 GROUP_ROWS = 65_536
 GROUP_BYTES = 8 << 20
+WRITE_BYTES = 1 << 20
 SPANS = np.dtype(
     [("position", "<u8"), ("sent", "<i8"), ("received", "<i8"), ("rows", "<u4"), ("runs", "<u4")]
 )
@@ -92,18 +93,26 @@ class _Sink:
 
     def __init__(self, file: File) -> None:
         self.file = file
-        self.length = self._begun = 0
+        self.length = self._begun = self._written = 0
         self._sum = xxh3_64()
+        self._waiting = bytearray()  # Parquet writes a few bytes at a time
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self.file.pwritev([view], self.length)
+        self._waiting += view
         self._sum.update(view)
         self.length += len(view)
+        if len(self._waiting) > WRITE_BYTES:
+            self._write()
         return len(view)
+
+    def _write(self) -> None:
+        self.file.pwritev([self._waiting], self._written)
+        self._written, self._waiting = self.length, bytearray()
 
     def since(self) -> list[int]:
         """Start, length and checksum of what was written since the last call."""
+        self._write()
         found = [self._begun, self.length - self._begun, self._sum.intdigest()]
         self._begun = self.length
         self._sum.reset()
