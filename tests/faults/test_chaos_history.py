@@ -254,6 +254,15 @@ def _() -> Made:
     return made(log)
 
 
+@bad("not told what is gone")
+def _() -> Made:
+    log = world()
+    log.kept["plain"] = Kept(retention=True)
+    log.expire("plain", 0, 2)
+    log.read(["plain"], {"offsets": {"0": 1}})
+    return made(log)
+
+
 @bad("told gone of what is there")
 def _() -> Made:
     log = world()

@@ -660,6 +660,18 @@ def _gone_read(facts: Facts) -> Iterator[str]:
                 yield f"{reading.name} was given {place}; held from {starts[place.partition]}"
 
 
+@_rule("not told what is gone")
+def _not_told(facts: Facts) -> Iterator[str]:
+    """A reader asked for offsets that were gone, as was known, and was given later ones instead."""
+    for reading in facts.history.readings:
+        if reading.gone is not None or not reading.settled:
+            continue
+        for partition, offset in reading.start.get("offsets", {}).items():
+            for topic, starts in reading.starts.items():
+                if offset < starts[int(partition)]:
+                    yield f"{reading.name}: {topic}/{partition} from {offset}, held from {starts}"
+
+
 @_rule("told gone of what is there")
 def _told_gone(facts: Facts) -> Iterator[str]:
     """A reader was refused what is still held, or was told of a first offset above the true one."""

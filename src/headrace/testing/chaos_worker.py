@@ -57,13 +57,15 @@ def sleep(seconds: float) -> None:
 class Worker:
     """The process."""
 
-    def __init__(self, chosen: argparse.Namespace) -> None:
+    def __init__(
+        self, folder: str, number: int, settings: LogSettings, record: Callable[..., None]
+    ) -> None:
         """Nothing is open yet."""
-        self.folder: str = chosen.folder
-        self.number: int = chosen.number
-        self.settings = LogSettings(**json.loads(chosen.settings))
-        self.rng = Random(f"{chosen.role}/{chosen.number}")
-        self.record = Recorder(chosen.record)
+        self.folder = folder
+        self.number = number
+        self.settings = settings
+        self.rng = Random(f"worker/{number}")
+        self.record = record
         self.log: EmbeddedLog
         self._attempts = 0
         self._readings = 0
@@ -527,7 +529,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, end)
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # where somebody hangs
     with contextlib.suppress(Ended):
-        Worker(chosen).run(chosen.role)
+        settings = LogSettings(**json.loads(chosen.settings))
+        Worker(chosen.folder, chosen.number, settings, Recorder(chosen.record)).run(chosen.role)
     return 0
 
 
