@@ -368,6 +368,22 @@ def bad_offset(bench: Bench) -> None:
     bench.log().read("t", start={0: 99})
 
 
+@provokes("HR-LOG-031")
+def rows_that_are_gone(bench: Bench) -> None:
+    log = bench.log()
+    log.append("t", [{"a": 1}])
+    log.set_topic("t", retention_seconds=0)
+    log.keeper().turn(close=True)
+    list(log.read("t", 0))
+
+
+@provokes("HR-LOG-032")
+def two_keepers(bench: Bench) -> None:
+    log, first = bench.log(), bench.log().keeper()
+    assert first.take()
+    log.keeper().turn()
+
+
 @provokes("HR-LOG-024")
 def piece_invalid(bench: Bench) -> None:
     log = bench.log()

@@ -74,6 +74,53 @@ def check(ctx: click.Context, path: str, as_json: bool) -> None:
         ctx.exit(1)
 
 
+@log.command(cls=Command, example="headrace log seal --log ./data")
+@log_option
+@json_option
+def seal(path: str, as_json: bool) -> None:
+    """Seal the whole journal now, let go what the topics' settings let go, delete what is left.
+
+    A log that somebody keeps (`headrace run`, `headrace log keep`) is sealed by itself.
+    """
+    _turn(path, as_json, compact=False)
+
+
+@log.command(cls=Command, example="headrace log compact --log ./data")
+@log_option
+@json_option
+def compact(path: str, as_json: bool) -> None:
+    """Seal, and compact every topic that has `compact` set, also where it saves little."""
+    _turn(path, as_json, compact=True)
+
+
+def _turn(path: str, as_json: bool, *, compact: bool) -> None:
+    with open_log(path, create=False) as found:
+        keeper = found.keeper()
+        try:
+            done = keeper.turn(close=True, compact=compact).to_json()
+        finally:
+            keeper.release()
+    if as_json:
+        click.echo(json.dumps(done))
+        return
+    for what, names in done.items():
+        if names:
+            click.echo(f"{what}: {counted(len(names), 'topic' if what == 'compacted' else 'file')}")
+    if not any(done.values()):
+        click.echo("nothing to do")
+
+
+@log.command(cls=Command, example="headrace log keep --log ./data")
+@log_option
+def keep(path: str) -> None:
+    """Be the keeper of a log until Ctrl-C: seal, let go, compact and delete in the background."""
+    import threading
+
+    with open_log(path, create=False) as found, found.keeper() as keeper:
+        talk("keeping the log; Ctrl-C ends it" if keeper.take() else "waiting for the keeper to go")
+        threading.Event().wait()
+
+
 def _progress(done: int, total: int, seconds: float) -> str:
     rate = done / seconds
     share = f"{100 * done // total} %" if total else ""
@@ -90,12 +137,14 @@ def _reported(report: Report, path: str, seconds: float) -> Iterator[str]:
     ]
     if report.pieces:
         parts.append(counted(report.pieces, "staged piece"))
+    if report.sealed:
+        parts.append(counted(report.sealed, "sealed file"))
     yield f"checked {path}: {', '.join(parts)}, in {lasting(seconds)}"
     if report.torn:
         yield f"torn tail at {report.torn}: the end of an append that was never acknowledged"
     if report.orphans:
-        orphans = counted(len(report.orphans), "piece")
-        yield f"{orphans} staged and not published, such as {report.orphans[0]}"
+        orphans = counted(len(report.orphans), "file")
+        yield f"{orphans} that no entry names, such as {report.orphans[0]}"
     if report.ok:
         right = "checksums, chain, offsets, counters and times are right"
         yield f"sound: {right} through position {report.position}"

@@ -154,9 +154,13 @@ class Keeper:
             except errors.LogClosed:
                 return
             except errors.HeadraceError as error:
-                if self.problem is None:
-                    _talk.warning("the keeper could not go on: %s", error)
-                self.problem = error
+                self.complain(error)
+
+    def complain(self, error: errors.HeadraceError) -> None:
+        """What goes wrong here is nobody's call: it is told once, and kept to be seen."""
+        if self.problem is None:
+            _talk.warning("the keeper could not go on: %s", error)
+        self.problem = error
 
     # -- a turn -----------------------------------------------------------------------------
 

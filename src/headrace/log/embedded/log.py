@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,9 @@ from headrace import errors
 from headrace.interfaces import KeyedTable, Part
 from headrace.log.embedded import holds
 from headrace.log.embedded import live as shared
+from headrace.log.embedded.checkpoint import unsealed
 from headrace.log.embedded.drafting import Drafter
+from headrace.log.embedded.format import OFFSET_BITS
 from headrace.log.embedded.housekeeping import Housekeeper
 from headrace.log.embedded.journal import Journal, Taken
 from headrace.log.embedded.keeper import Keeper
@@ -58,6 +61,8 @@ class EmbeddedLog:
         self._system = system or OsSystem()
         self._packers: dict[str, Packer] = {}
         self._tables: dict[str, KeyedTable] = {}
+        self._newest_file = 0
+        self._warned = False
         self._closed = False
         self._reopening = threading.Lock()
         self._journal: Journal | None = None
@@ -347,6 +352,34 @@ class EmbeddedLog:
                     position=taken.position,
                 ) from error
         self._housekeeper.appended(durability)
+        if taken.end >> OFFSET_BITS != self._newest_file:
+            self._newest_file = taken.end >> OFFSET_BITS
+            self._seal_if_over_budget(journal)
+
+    def _seal_if_over_budget(self, journal: Journal) -> None:
+        """Where nobody keeps the log, who begins a file and finds too many does a part of it."""
+        journal.refresh_control()
+        waiting = unsealed(journal.closed_files, journal.control)
+        if sum(file.end for file in waiting) <= self.settings.journal_budget_bytes:
+            return
+        keeper = self.keeper()
+        if not keeper.take():
+            return
+        try:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"nobody keeps the log {self.path}: appends seal it now and then, which takes"
+                    " time; run `headrace log keep`, or `with log.keeper():` in a long-lived"
+                    " process",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+            keeper.turn()
+        except errors.HeadraceError as error:  # the entry was taken all the same
+            keeper.complain(error)
+        finally:
+            keeper.release()
 
     def _checked(self, durability: str | None) -> str:
         if durability is None:
