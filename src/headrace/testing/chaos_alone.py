@@ -24,7 +24,7 @@ from headrace.settings import LogSettings
 from headrace.testing import chaos_worker
 from headrace.testing.chaos import SETTINGS, final_of, prepare
 from headrace.testing.chaos_history import History, judge, take_lines
-from headrace.testing.chaos_worker import Worker, look_up, produce, rove
+from headrace.testing.chaos_worker import TOPICS, Worker, look_up, produce, rove
 
 STEPS = 90
 
@@ -81,15 +81,19 @@ def _live(workers: list[Worker], rng: Random, steps: int) -> None:
                 rove(worker)
             elif what < 0.75:
                 look_up(worker)
+            elif what < 0.85:
+                _keep(worker, compact=rng.random() < 0.5)
             elif what < 0.9:
-                keeper = worker.log.keeper()
-                keeper.turn(close=True, compact=rng.random() < 0.5)
-                keeper.release()
+                _from_the_start(worker)
             elif held is None:
                 held = worker.glimpse()
                 worker.log.hold("alone", held, topics=["short"], seconds=1e6)
                 held = held if worker.log.since_of("short") <= held else None
             else:
+                for _ in range(3):
+                    with worker.begin({"short": worker.some(200)}) as attempt:
+                        attempt.taken(worker.log.append("short", attempt.rows["short"]))
+                    _keep(worker)
                 _look(worker, held)
                 worker.log.release("alone")
                 held = None
@@ -98,6 +102,23 @@ def _live(workers: list[Worker], rng: Random, steps: int) -> None:
                 worker.log = stack.enter_context(EmbeddedLog(worker.folder, worker.settings))
         if held is not None:
             _look(workers[0], held)
+
+
+def _keep(worker: Worker, *, compact: bool = False) -> None:
+    keeper = worker.log.keeper()
+    keeper.turn(close=True, compact=compact)
+    keeper.release()
+
+
+def _from_the_start(worker: Worker) -> None:
+    """Ask for what may be gone."""
+    offsets = dict.fromkeys(range(TOPICS["short"]), 0)
+    newest = worker.glimpse()
+    reading = worker.reading(["short"], start={"offsets": offsets})
+    with worker.told(reading):
+        for batch in worker.log.read("short", offsets):
+            worker.batch(reading, batch)
+        worker.record(through=reading, position=newest)
 
 
 def _look(worker: Worker, position: int) -> None:
