@@ -42,6 +42,7 @@ from headrace.derived.postgres_text import from_json
 from headrace.derived.rows import MANY, WEIGHT, current, kept_tables, loading, row_ids
 from headrace.derived.shape import to_load
 from headrace.interfaces import Changes, Cut, Kept, KeptTable, Mark, Refused, Target
+from headrace.log.embedded.holds import HOLD_SECONDS
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.writer import Writer
 from headrace.model.hashing import hash64
@@ -91,6 +92,7 @@ class Follower:
         self._writer: Writer | None = None
         self._target: Target | None = None
         self._mark = Mark(0, None, "", ())
+        self._held = -HOLD_SECONDS
         self._tables: list[KeptTable] = []
         self._missing: list[KeptTable] = []
         """Those that must be loaded."""
@@ -425,6 +427,10 @@ class Follower:
         self._mark = replace(self._mark, cut=cut, tables=tuple(tables.values()))
         self._pending = None
         self._written = time.monotonic()
+        if self._written - self._held > HOLD_SECONDS:  # so that what comes next is not compacted
+            self._held = self._written
+            topics = list(self.kept.topics.values())
+            self.log.hold_if_needed(f"follower/{self.name}", cut.through, topics)
 
     # -- rows set aside ---------------------------------------------------------------------
 

@@ -325,8 +325,9 @@ def kept_meanwhile(run: Run) -> None:
         if task.error is not None:
             raise task.error
     last = max(attempt.position for attempt in run.history.attempts)
-    if tasks[1].result is None or tasks[1].result < last:
-        raise AssertionError(f"the follower ended at {tasks[1].result}, and the log is at {last}")
+    reached = tasks[1].result
+    if not isinstance(reached, int) or reached < last:
+        raise AssertionError(f"the follower ended at {reached}, and the log is at {last}")
 
 
 def two_processes(run: Run) -> None:

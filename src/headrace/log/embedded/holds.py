@@ -7,12 +7,27 @@ together with what it is for, and everybody sees the same.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from headrace.model.fold import OWN_COUNTERS, ControlState
+from headrace.model.policy import DEFAULTS
 
 PREFIX = f"{OWN_COUNTERS}hold/"
 FOREVER = 1 << 62
+
+
+LEASE_SECONDS = 7 * 86_400.0
+"""How long a pipeline or a follower that is away can come back without beginning anew."""
+
+HOLD_SECONDS = 60.0
+"""So often they say so again."""
+
+
+def needed(control: ControlState, topics: Iterable[str]) -> bool:
+    """Whether anything may go of these topics: else nobody need hold them."""
+    known = (control.topics.get(name) for name in topics)
+    return any(one is not None and one.policy != DEFAULTS for one in known)
 
 
 def hold_value(position: int, until: int, topics: list[str] | None) -> dict[str, Any]:

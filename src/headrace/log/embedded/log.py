@@ -456,6 +456,11 @@ class EmbeddedLog:
         named = None if topics is None else [self.topic(topic).name for topic in topics]
         self._put(f"{holds.PREFIX}{name}", holds.hold_value(position, until, named))
 
+    def hold_if_needed(self, name: str, position: int, topics: Sequence[str]) -> None:
+        """As `hold`, for long, if the settings of one of these topics let anything go."""
+        if holds.needed(self._control(), topics):
+            self.hold(name, position, topics=topics, seconds=holds.LEASE_SECONDS)
+
     def release(self, name: str) -> None:
         """Let a hold go."""
         self._put(f"{holds.PREFIX}{name}", None)
