@@ -69,7 +69,7 @@ def _() -> list[Patch]:
     return [instead(Keeper, "_say", say)]
 
 
-@_bug("two keepers", "kept_meanwhile")
+@_bug("two keepers", "kept_meanwhile uncut")
 def _() -> list[Patch]:
     """Nobody asks for the lock, nor whether somebody else has said something meanwhile."""
 
