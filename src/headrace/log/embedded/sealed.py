@@ -17,8 +17,8 @@ whether they are worth reading. Any program that reads Parquet reads the rows.
 
 **Damage.** Every byte is covered: a row group by the checksum in the footer, the footer by the one
 in the entry that names the file. A group is read at once, verified, and only then taken apart; its
-bytes are compressed, so that reading the columns nobody asked for costs little (measured: a tenth
-of decoding two of ten columns). Checksums of pages, which Parquet has, would leave out the headers
+bytes are compressed, so that reading the columns nobody asked for costs little against decoding the
+others. Checksums of pages, which Parquet has, would leave out the headers
 of pages; a checksum of the whole file would have to be computed before its first row.
 
 **Crash.** A file is written and synced, and its name synced, before an entry names it. What no
