@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.testing.chaos import FAULTS, case
+from headrace.testing.chaos import case
+from headrace.testing.chaos_alone import alone
 from headrace.testing.chaos_history import ACKED
 
 
@@ -18,8 +19,11 @@ def test_nothing_is_lost_doubled_torn_or_out_of_order() -> None:
     counts = found.counts
     assert counts[ACKED] > 50, counts
     assert min(counts["rows_read"], counts["tables"]) > 0, counts
-    skipped = " ".join(found.skipped)
-    if "full disk" not in skipped and "clock" not in skipped:
-        assert all(counts[f"{fault}s"] for fault in FAULTS), counts
-    if skipped:
-        pytest.skip(f"passed, without {skipped}")
+    assert min(counts["kills"], counts["stops"], counts["sealed"]) > 0, counts
+    if found.skipped:
+        pytest.skip(f"passed, without {'; '.join(found.skipped)}")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_same_roles_one_after_the_other(seed: int) -> None:
+    assert alone(seed) == []

@@ -67,6 +67,8 @@ class Worker:
         self.rng = Random(f"worker/{number}")
         self.record = record
         self.log: EmbeddedLog
+        self.ending = False
+        """SIGTERM came; the exception for it may have been raised where it goes no further."""
         self._attempts = 0
         self._readings = 0
         self._commits = 0
@@ -78,8 +80,9 @@ class Worker:
             try:
                 with EmbeddedLog(self.folder, self.settings, create=False) as self.log:
                     self.record(opened=role)
-                    while True:
+                    while not self.ending:
                         work(self)
+                raise Ended
             except errors.HeadraceError as error:
                 self.failed(error)
                 sleep(0.05)
@@ -521,16 +524,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("record")
     parser.add_argument("--settings", default="{}", help="of the log, as JSON")
     chosen = parser.parse_args(arguments)
+    settings = LogSettings(**json.loads(chosen.settings))
+    worker = Worker(chosen.folder, chosen.number, settings, Recorder(chosen.record))
 
     def end(*_: object) -> None:
+        worker.ending = True
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Ended
 
     signal.signal(signal.SIGTERM, end)
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # where somebody hangs
     with contextlib.suppress(Ended):
-        settings = LogSettings(**json.loads(chosen.settings))
-        Worker(chosen.folder, chosen.number, settings, Recorder(chosen.record)).run(chosen.role)
+        worker.run(chosen.role)
     return 0
 
 
