@@ -44,7 +44,9 @@ from headrace.testing.postgres import Server, fresh_database
 from tests.capture.provocations import PROVOCATIONS as OF_RESUME
 from tests.derived.provocations import PROVOCATIONS as OF_FOLLOWERS
 from tests.log.kit import Child, Machine, flip, machine_log
+from tests.log.provocations import PROVOCATIONS as OF_GROUPS
 from tests.pipelines.provocations import PROVOCATIONS as OF_VIEWS
+from tests.queries.provocations import PROVOCATIONS as OF_QUERIES
 from tests.runtime.provocations import PROVOCATIONS as OF_PROJECTS
 from tests.serving.provocations import PROVOCATIONS as OF_SERVING
 
@@ -489,7 +491,7 @@ def of_view(provocation: Callable[[str, pytest.MonkeyPatch], None]) -> Provocati
     return function
 
 
-OF_OTHERS: list[tuple[str, Any]] = [*OF_VIEWS.items(), *OF_PROJECTS.items()]
+OF_OTHERS: list[tuple[str, Any]] = [*OF_VIEWS.items(), *OF_PROJECTS.items(), *OF_GROUPS.items()]
 for view_code, view_provocations in [*OF_OTHERS, *OF_FOLLOWERS.items()]:
     for view_provocation in view_provocations:
         provokes(view_code)(of_view(view_provocation))
@@ -664,6 +666,36 @@ def a_token_from_the_future(bench: Bench) -> None:
     hr.rows(bench.log(), "t", after=4711, timeout=0.01)
 
 
+# --- backups --------------------------------------------------------------------------------------
+
+
+@provokes("HR-BACKUP-001")
+def a_folder_without_a_manifest(bench: Bench) -> None:
+    os.makedirs(bench.folder)
+    hr.restore(bench.folder, f"{bench.folder}.restored")
+
+
+@provokes("HR-BACKUP-002")
+def a_backup_with_a_bad_byte(bench: Bench) -> None:
+    made = bench.log().backup(f"{bench.folder}.backup")
+    newest = next(file for file in made.files if file.path.startswith("journal/"))
+    flip(f"{made.folder}/{newest.stored}", 100)
+    hr.restore(made.folder, f"{bench.folder}.restored")
+
+
+@provokes("HR-BACKUP-003")
+def a_backup_of_another_log(bench: Bench) -> None:
+    with hr.connect(f"{bench.folder}.other") as other:
+        other.backup(f"{bench.folder}.backup")
+    bench.log().backup(f"{bench.folder}.backup")
+
+
+@provokes("HR-BACKUP-004")
+def a_restore_over_a_log(bench: Bench) -> None:
+    bench.log().backup(f"{bench.folder}.backup")
+    hr.restore(f"{bench.folder}.backup", bench.folder)
+
+
 # --- the HTTP interface ---------------------------------------------------------------------------
 
 
@@ -676,6 +708,20 @@ def of_serving(code: str) -> Provocation:
 
 for serving_code in OF_SERVING:
     provokes(serving_code)(of_serving(serving_code))
+
+
+# --- queries --------------------------------------------------------------------------------------
+
+
+def of_queries(code: str) -> Provocation:
+    def by_query(bench: Bench) -> None:
+        OF_QUERIES[code](bench.folder, bench.patch)
+
+    return by_query
+
+
+for query_code in OF_QUERIES:
+    provokes(query_code)(of_queries(query_code))
 
 
 # --- the walk -------------------------------------------------------------------------------------

@@ -515,6 +515,79 @@ class BadSetting(UsageError):
     fix = "correct the name or the value named here"
 
 
+# --- groups ---------------------------------------------------------------------------------------
+
+
+class MemberPutOut(Conflict):
+    """The member is no longer in its group: nothing was committed."""
+
+    code = "HR-GROUP-001"
+    title = "the member was put out of its group"
+    why = (
+        "a member that neither iterates nor commits for longer than its lease is taken to hang, "
+        "and its partitions go to others, who go on at the committed offsets; so what it read and "
+        "did not commit is read again by them, and its commit is refused"
+    )
+    fix = (
+        "go on iterating: the consumer joins again; call renew() during long work, or give the "
+        "consumer a longer lease_seconds"
+    )
+
+
+class GroupMoved(Conflict):
+    """The group is in another generation: the transaction was not taken."""
+
+    code = "HR-GROUP-002"
+    title = "the group moved on during the transaction"
+    why = (
+        "a member joined, left or died since commit_in(), and partitions may have moved; offsets "
+        "are committed only in the generation they were read in"
+    )
+    fix = "go on iterating: what is still this member's comes again, from the committed offset"
+
+
+class UnknownGroup(UsageError):
+    """There is no group of this name."""
+
+    code = "HR-GROUP-003"
+    title = "there is no such group"
+    why = "a group is there once a consumer has joined it or offsets were committed for it"
+    fix = "see 'headrace group ls' for those there are"
+
+
+class GroupInUse(UsageError):
+    """The group has members who are alive."""
+
+    code = "HR-GROUP-004"
+    title = "the group is in use"
+    why = "its members would go on where they are, and commit over what is changed here"
+    fix = "stop the members named here, or put them out with --force (force=True)"
+
+
+class GroupExists(UsageError):
+    """The group to be made has offsets already."""
+
+    code = "HR-GROUP-005"
+    title = "the group exists already"
+    why = "a copy starts as a new group, so that no progress of another one is written over"
+    fix = "choose another name, or delete the group first with 'headrace group delete'"
+
+
+class TopicFull(TransientError):
+    """The slowest group is too far behind for more rows."""
+
+    code = "HR-GROUP-006"
+    title = "the topic takes no more rows: a group is too far behind"
+    why = (
+        "the topic's flow is 'backpressure': its producers wait while the slowest group would be "
+        "more than flow_rows behind; nothing of this entry was taken"
+    )
+    fix = (
+        "start or speed up the group named here and append again; if nobody needs it any more, "
+        "'headrace group delete'; or change flow_rows, flow_seconds or flow with set_topic()"
+    )
+
+
 # --- tables and the state of views ----------------------------------------------------------------
 
 
@@ -1218,3 +1291,99 @@ class UnknownAside(UsageError):
     title = "there is no such row set aside"
     why = "it was applied or dropped meanwhile, or the name is another one"
     fix = "see 'headrace aside ls'"
+
+
+# --- queries --------------------------------------------------------------------------------------
+
+
+class NoDuckDB(UsageError):
+    """SQL needs DuckDB, and it is not installed."""
+
+    code = "HR-SQL-001"
+    title = "DuckDB is not installed"
+    why = "queries in SQL are answered by DuckDB; the base install does without it"
+    fix = "pip install 'headrace[sql]'"
+
+
+class BadQuery(UsageError):
+    """A query was not understood, or failed on the way."""
+
+    code = "HR-SQL-002"
+    title = "the query is not understood, or fails"
+    why = "the text is not SQL as DuckDB understands it, or a value does not allow what is asked"
+    fix = "correct the query at the place that is shown"
+
+
+class UnknownTable(UsageError):
+    """A query names a table that is not there."""
+
+    code = "HR-SQL-003"
+    title = "there is no such table"
+    why = (
+        "every topic is a table by its name, and by the end of its name where only one is meant; "
+        'names with dashes need quotes: "my-topic"'
+    )
+    fix = "see 'headrace topic ls'"
+
+
+class QueryRefused(UsageError):
+    """A query would do something else than read the log."""
+
+    code = "HR-SQL-004"
+    title = "a query can only read the log"
+    why = "files, the network, settings and other tables are out of reach, whoever wrote the query"
+    fix = "ask with SELECT; change topics with 'headrace topic', write files with --output"
+
+
+class QueryTooLarge(TransientError):
+    """A query needs more memory than it may have."""
+
+    code = "HR-SQL-005"
+    title = "the query needs more memory than it may have"
+    why = "what DuckDB must hold at once does not fit, also with the rest in temporary files"
+    fix = "give it more: --memory 4GB; or ask for less: fewer columns, groups or distinct values"
+
+
+# --- backups --------------------------------------------------------------------------------------
+
+
+class NotABackup(UsageError):
+    """There is no backup in the folder, or its making was broken off."""
+
+    code = "HR-BACKUP-001"
+    title = "the folder holds no whole backup"
+    why = (
+        "the manifest, backup.json, is written last: a folder without it is something else, or a "
+        "backup whose making was broken off"
+    )
+    fix = "name the folder that 'headrace log backup' wrote to, or make the backup again"
+
+
+class BackupDamaged(DamageError):
+    """A file of a backup is not what its manifest says."""
+
+    code = "HR-BACKUP-002"
+    title = "the backup is damaged"
+    why = "a file is missing, or its bytes have changed since the backup was made"
+    fix = "take another backup; one that is made again into this folder replaces the file"
+
+
+class BackupElsewhere(UsageError):
+    """The folder for a backup holds something else."""
+
+    code = "HR-BACKUP-003"
+    title = "the folder for the backup holds something else"
+    why = (
+        "a backup brings only an older backup of the same log up to date; a restored log goes on "
+        "as a history of its own, and needs a folder of its own"
+    )
+    fix = "name another folder, or an empty one"
+
+
+class FolderNotEmpty(UsageError):
+    """A log is restored into an empty folder only."""
+
+    code = "HR-BACKUP-004"
+    title = "the folder to restore to is not empty"
+    why = "nothing that is there is ever overwritten"
+    fix = "name a folder that is empty or not there; move an old log away first"

@@ -180,7 +180,7 @@ class Mark:
     cut: Cut | None
     """None: nothing is loaded yet."""
     log: str
-    """The identity of the log that the cut is of; empty if there is no cut."""
+    """The history (`EmbeddedLog.history`) that the cut is of; empty if there is no cut."""
     tables: tuple[KeptTable, ...]
     """As the target has them."""
 

@@ -10,14 +10,19 @@ import pytest
 
 from tests.cli.conftest import Headrace
 
+TOPIC = ("create", "ls", "show", "append", "read", "tail", "alter", "set", "delete")
 CAPTURE = ("add", "run", "status", "snapshot", "pause", "resume", "remove", "check")
 COMMANDS = [
-    *(("topic", name) for name in ("create", "ls", "show", "append", "read", "tail", "alter")),
+    *(("topic", name) for name in TOPIC),
+    *(("group", name) for name in ("ls", "show", "reset", "copy", "delete")),
     *(("capture", name) for name in CAPTURE),
     ("table", "get"),
     ("table", "scan"),
     ("log", "check"),
     ("log", "stats"),
+    ("log", "backup"),
+    ("log", "restore"),
+    ("sql",),
     ("demo",),
     *((name,) for name in ("init", "run", "restart", "status", "doctor", "plan")),
 ]

@@ -1,4 +1,4 @@
-"""``headrace log``: check a log, and see what is in it."""
+"""``headrace log``: check a log, see what is in it, make a backup and restore it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def log() -> None:
-    """Check a log and see what is in it."""
+    """Check a log, see what is in it, make a backup and restore it."""
 
 
 @log.command(cls=Command, example="headrace log check --log ./data")
@@ -187,6 +187,43 @@ def stats(path: str, as_json: bool) -> None:
     click.echo(aligned(list(_said(facts)), indent="  "))
 
 
+@log.command(cls=Command, example="headrace log backup ../backup-of-data")
+@click.argument("to")
+@log_option
+@json_option
+def backup(to: str, path: str, as_json: bool) -> None:
+    """Copy the log to folder TO, as it is at one position, while others write.
+
+    A folder that holds an older backup of this log is brought up to date. Indexes of tables and the
+    state of views are left out: they are built again.
+    """
+    with open_log(path) as found:
+        made = found.backup(to)
+    if as_json:
+        facts = {"log": made.log, "history": made.history, "position": made.position}
+        sizes = {"files": len(made.files), "bytes": made.size, "written": made.written}
+        click.echo(json.dumps({"folder": made.folder, **facts, **sizes}))
+        return
+    files, size, new = counted(len(made.files), "file"), sized(made.size), sized(made.written)
+    click.echo(f"{to}: position {made.position}, {files}, {size}, of which {new} are new")
+
+
+@log.command(cls=Command, example="headrace log restore ../backup-of-data ./restored")
+@click.argument("source", metavar="FROM")
+@click.argument("to")
+@json_option
+def restore(source: str, to: str, as_json: bool) -> None:
+    """Make a log of the backup in folder FROM, in folder TO, which must be empty or not there."""
+    from headrace.log.embedded.backup import restore as restored
+
+    made = restored(source, to)
+    if as_json:
+        click.echo(json.dumps({"folder": to, "log": made.log, "position": made.position}))
+        return
+    click.echo(f"{to}: a log at position {made.position}")
+    talk("captures and followers that have gone further will say so: see docs/backup.md")
+
+
 def _facts(found: EmbeddedLog) -> dict[str, Any]:
     from headrace.log.embedded import live
     from headrace.log.embedded.format import place_of
@@ -263,6 +300,14 @@ def _said(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "journal", f"{counted(journal['files'], 'file')}, {used} used of {whole}"
     if pieces["files"]:
         yield "pieces", f"{counted(pieces['files'], 'file')}, {sized(pieces['bytes'])}"
+    sealed = facts["sealed"]
+    if sealed["files"]:
+        what = f"{counted(sealed['files'], 'file')}, {sized(sealed['bytes'])}"
+        yield "sealed", f"{what}, all rows through position {sealed['through']:,}"
+    for name, hold in facts["holds"].items():
+        topics = "all topics" if hold["topics"] is None else ", ".join(hold["topics"])
+        until = time_of(hold["until"]).strftime("%Y-%m-%d %H:%M:%S UTC")
+        yield "hold", f"{name}: position {hold['position']:,} of {topics}, until {until}"
     yield "on disk", f"{sized(facts['bytes'])} in all"
     synced = "everything written is synced"
     if facts["synced"] != facts["end"]:
@@ -288,7 +333,7 @@ def _locks(path: str) -> list[dict[str, Any]]:
     """Who holds a lock of the log right now, as the kernel knows it; no lock is taken for it."""
     held = _held_inodes()
     found = []
-    for name in ("append", "sync"):
+    for name in ("append", "sync", "keeper"):
         try:
             inode = os.stat(os.path.join(path, "locks", name)).st_ino
         except FileNotFoundError:

@@ -227,9 +227,9 @@ class Follower:
         target = self.kept.target.open(self.name)
         try:
             mark = target.mark()
-            own = self.log.journal.log_id.hex()
+            own = self.log.history
             newest = max(mark.cut.through, mark.cut.position) if mark.cut else 0
-            if (mark.log and mark.log != own) or newest > self.log.position:
+            if not self.log.knows(mark.log or own, newest):
                 raise errors.OtherLog(
                     f"the target of follower '{self.name}' is at {newest} of log {mark.log},"
                     f" this is log {own} at {self.log.position}",
@@ -237,6 +237,8 @@ class Follower:
                 )
             if self._writer is None:
                 self._writer = self._claimed()
+            while mark.log not in ("", own) and self._writer.epoch <= mark.epoch:
+                self._writer = self._claimed()  # the log that this one was restored from went on
             if mark.epoch != self._writer.epoch:
                 mark = target.mark(self._writer.epoch, own)
         except BaseException:

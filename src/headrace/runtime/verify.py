@@ -310,7 +310,7 @@ def _tables(log: EmbeddedLog, kept: Kept, target: Target, only: str | None) -> I
         raise errors.CannotVerify(
             f"'{kept.follower}' has loaded nothing yet", place=kept.follower, fix="run the follower"
         )
-    if mark.log != log.journal.log_id.hex():
+    if not log.knows(mark.log, max(mark.cut.through, mark.cut.position)):
         raise errors.OtherLog(f"'{kept.follower}' follows another log", place=kept.follower)
     there = {one.name: one for one in mark.tables}
     names = [name for name in kept.topics if only in (None, name)]

@@ -152,12 +152,14 @@ class Runner:
         """The position of the last commit."""
         everything = self._engine(self.defined.nodes)
         self.published = {n: everything.published(node) for n, node in self.defined.nodes.items()}
-        live = self.defined.unchanged(self.published, self.status.views)
+        lost = bool(self.status.manifest) and not self.packs.names()
+        """All state is gone, as in a restored log: all views are built anew."""
+        live = [] if lost else self.defined.unchanged(self.published, self.status.views)
         self.live = self._engine(live)
         self.stored_taken = self.status.taken
         self.stored = everything
         """What the last commit keeps of the operators that are still there."""
-        if self.status.manifest:
+        if self.status.manifest and not lost:
             manifest = self.packs.json(Ref(*self.status.manifest))
             self.live.load(manifest)
             self.stored.load(manifest)
