@@ -47,7 +47,6 @@ from headrace.testing.chaos_history import (
 from headrace.testing.chaos_worker import (
     COPIED,
     GROUPS,
-    ROLES,
     SCHEMA,
     TOPICS,
     TWINS,
@@ -65,7 +64,6 @@ CROWD = {
     "producer": 3, "writer": 2, "follower": 2, "rover": 1, "table reader": 1, "keeper": 2,
     "holder": 1, "member": 3, "copier": 2,
 }  # fmt: skip
-CROWD = {role: count for role, count in CROWD.items() if role in ROLES}
 ON_TIME = ("keeper", "holder")
 """Their clocks do not jump: a hold counts until a time."""
 RETENTION = 10_000

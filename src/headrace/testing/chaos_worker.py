@@ -24,8 +24,9 @@ from typing import Any
 
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.log.groups.consumer import Consumer
 from headrace.log.writer import Writer
-from headrace.model.fold import OWN_COUNTERS
+from headrace.model.groups import group_name
 from headrace.model.records import Batch, Receipt, time_of
 from headrace.settings import LogSettings
 from headrace.testing.chaos_history import ACKED, INDEX_BITS, REFUSED, UNKNOWN, Recorder
@@ -467,11 +468,11 @@ def copy(worker: Worker) -> None:
     _member(worker, "copiers", _copy)
 
 
-def _member(worker: Worker, group: str, act: Callable[[Worker, Any, Any], None]) -> None:
+def _member(worker: Worker, group: str, act: Callable[[Worker, Consumer, Batch], None]) -> None:
     rng, generation = worker.rng, 0
-    log: Any = worker.log
-    options = {"max_rows": rng.choice((5, 200)), "timeout": 1.0, "lease_seconds": 2.0}
-    with log.consumer(GROUPS[group], group, on_gone="skip", **options) as consumer:
+    options: dict[str, Any] = {"max_rows": rng.choice((5, 200)), "lease_seconds": 2.0}
+    topics = GROUPS[group]
+    with worker.log.consumer(topics, group, timeout=1.0, on_gone="skip", **options) as consumer:
         until = time.monotonic() + rng.uniform(1.0, 8.0)
         for batch in consumer:
             if consumer.generation != generation:
@@ -484,19 +485,19 @@ def _member(worker: Worker, group: str, act: Callable[[Worker, Any, Any], None])
                 break
 
 
-def _commit(worker: Worker, consumer: Any, batch: Any) -> None:
+def _commit(worker: Worker, consumer: Consumer, batch: Batch) -> None:
     if worker.rng.random() < 0.7:
         with worker.commit(consumer.group, {batch.topic: batch.ends}):
             consumer.commit(batch)
 
 
-def _copy(worker: Worker, consumer: Any, batch: Any) -> None:
+def _copy(worker: Worker, consumer: Consumer, batch: Batch) -> None:
     ids = batch.data.column("id").to_pylist()
     with worker.begin({"copies": [(row, False) for row in ids]}) as attempt:
         with worker.log.transaction() as transaction:
             transaction.append("copies", attempt.rows["copies"])
             consumer.commit_in(transaction, batch)
-            generation = transaction._require[f"{OWN_COUNTERS}group/{consumer.group}"]
+            generation = transaction._require[group_name(consumer.group)]
             with worker.commit(consumer.group, {batch.topic: batch.ends}, generation):
                 transaction.commit()
         attempt.taken(transaction.receipt)
@@ -510,9 +511,9 @@ ROLES: dict[str, Callable[[Worker], None]] = {
     "table reader": look_up,
     "keeper": keep,
     "holder": hold,
+    "member": consume,
+    "copier": copy,
 }
-if hasattr(EmbeddedLog, "consumer"):
-    ROLES |= {"member": consume, "copier": copy}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
