@@ -38,6 +38,7 @@ CHROMIUM = Program(
 )
 PROGRAMS = (
     Program("strace", "strace", "faults injected into system calls (EIO, ENOSPC)"),
+    Program("faketime", "faketime", "processes whose clocks jump (`./run faults chaos`)"),
     CHROMIUM,
     Program("pg_createcluster", "postgresql", "captures of Debian's PostgreSQL", install=False),
 )

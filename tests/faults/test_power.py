@@ -8,14 +8,10 @@ are stopped while the image is copied, so that the copy is of one instant).
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
-import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,42 +20,16 @@ import pytest
 
 import headrace as hr
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.testing.image import make_image, mounted, run, why_not
 from headrace.testing.real import Rebooted, Worker, account, history_of, prepare
 from headrace.testing.simulation import SCHEMA, rows_to_write
 
 
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
-
-
-@contextlib.contextmanager
-def mounted(image: Path, point: Path) -> Iterator[Path]:
-    point.mkdir(exist_ok=True)
-    run("mount", "-o", "loop", str(image), str(point))
-    try:
-        yield point
-    finally:
-        gc.collect()
-        run("umount", str(point))
-
-
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    if os.geteuid() != 0:
-        pytest.skip("mounting an image needs root")
-    make = shutil.which("mkfs.ext4", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-    if make is None:
-        pytest.skip("mkfs.ext4 is not installed")
-    path = tmp_path / "disk.img"
-    with path.open("wb") as file:
-        file.truncate(64 << 20)
-    try:
-        run(make, "-q", "-F", str(path))
-        with mounted(path, tmp_path / "disk"):
-            pass
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"loop-mounted images do not work here: {error.stderr}")
-    return path
+    if why_not():
+        pytest.skip(why_not())
+    return make_image(tmp_path / "disk.img")
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])

@@ -64,12 +64,13 @@ def _bug(
     return register
 
 
-def _instead(owner: Any, name: str, new: Any) -> Patch:
+def instead(owner: Any, name: str, new: Any) -> Patch:
+    """Another attribute for a while."""
     return mock.patch.object(owner, name, new)
 
 
-def _nothing(*_: Any) -> None:
-    pass
+def nothing(*_: Any) -> None:
+    """Do nothing."""
 
 
 class _Lacking:
@@ -88,7 +89,7 @@ class _Lacking:
         return found
 
 
-def _lacking(owner: type, method: str, attribute: str, *missing: str) -> Patch:
+def lacking(owner: type, method: str, attribute: str, *missing: str) -> Patch:
     """While `method` runs, the system in `attribute` does not do what is `missing`."""
     original = getattr(owner, method)
 
@@ -100,7 +101,7 @@ def _lacking(owner: type, method: str, attribute: str, *missing: str) -> Patch:
         finally:
             setattr(self, attribute, system)
 
-    return _instead(owner, method, run)
+    return instead(owner, method, run)
 
 
 # --- durability and visibility --------------------------------------------------------------------
@@ -116,7 +117,7 @@ def _() -> list[Patch]:
             original(self, journal, late, durability)
         self._late = taken
 
-    return [_instead(EmbeddedLog, "_make_durable", one_late)]
+    return [instead(EmbeddedLog, "_make_durable", one_late)]
 
 
 @_bug("a reader sees what is not synced", "weak", "two_processes")
@@ -128,7 +129,7 @@ def _() -> list[Patch]:
         yield from original(self)
 
     reached = property(lambda self: self._journal.live.tail().position)
-    return [_instead(Reading, "_run", run), _instead(Places, "reached", reached)]
+    return [instead(Reading, "_run", run), instead(Places, "reached", reached)]
 
 
 @_bug("the synced word moves before the sync", "two_processes")
@@ -139,7 +140,7 @@ def _() -> list[Patch]:
         self.publish_synced(tail)
         original(self, tail)
 
-    return [_instead(Journal, "_sync_to", early)]
+    return [instead(Journal, "_sync_to", early)]
 
 
 @_bug("a sync is taken to cover what was written during it", "two_processes")
@@ -150,7 +151,7 @@ def _() -> list[Patch]:
         newest = self.live.tail()
         original(self, newest if newest.end > tail.end else tail)
 
-    return [_instead(Journal, "publish_synced", later)]
+    return [instead(Journal, "publish_synced", later)]
 
 
 @_bug("a follower jumps over journal files", "chased")
@@ -164,13 +165,13 @@ def _() -> list[Patch]:
         if self.asked % 3 == 2 and files:
             self.closed_files = files
 
-    return [_instead(Journal, "refresh_control", rarely)]
+    return [instead(Journal, "refresh_control", rarely)]
 
 
 @_bug("a sync wakes nobody", "chased")
 def _() -> list[Patch]:
     original = CrossLock.signal
-    return [_instead(CrossLock, "signal", lambda self, _: original(self, 0))]
+    return [instead(CrossLock, "signal", lambda self, _: original(self, 0))]
 
 
 @_bug("a failed sync is tried again", "sync_fails")
@@ -185,12 +186,12 @@ def _() -> list[Patch]:
             self.system.unlink(f"{self.folder}/{MARKER}")
             original(self, tail)
 
-    return [_instead(Journal, "_sync_to", again)]
+    return [instead(Journal, "_sync_to", again)]
 
 
 @_bug("a failed sync poisons nothing", "sync_fails")
 def _() -> list[Patch]:
-    return [_instead(Journal, "_poison", _nothing)]
+    return [instead(Journal, "_poison", nothing)]
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -198,12 +199,12 @@ def _() -> list[Patch]:
 
 @_bug("a new journal file without a folder sync", "rolls")
 def _() -> list[Patch]:
-    return [_lacking(Journal, "begin_file", "system", "fsync_dir")]
+    return [lacking(Journal, "begin_file", "system", "fsync_dir")]
 
 
 @_bug("a new journal file whose checkpoint is not synced", "rolls")
 def _() -> list[Patch]:
-    return [_lacking(Journal, "begin_file", "system", "fdatasync")]
+    return [lacking(Journal, "begin_file", "system", "fdatasync")]
 
 
 @_bug("a roll that does not sync the old file", "weak", "rolls")
@@ -211,25 +212,25 @@ def _() -> list[Patch]:
     original = Journal._start_file
 
     def start(self: Journal, *given: Any, **named: Any) -> Any:
-        with mock.patch.object(Journal, "_sync_to", _nothing):
+        with mock.patch.object(Journal, "_sync_to", nothing):
             return original(self, *given, **named)
 
-    return [_instead(Journal, "_start_file", start)]
+    return [instead(Journal, "_start_file", start)]
 
 
 @_bug("a piece is named before its rows are synced", "large")
 def _() -> list[Patch]:
-    return [_lacking(Pieces, "write", "_system", "fdatasync")]
+    return [lacking(Pieces, "write", "_system", "fdatasync")]
 
 
 @_bug("a piece is named before its name is synced", "large")
 def _() -> list[Patch]:
-    return [_lacking(Pieces, "write", "_system", "fsync_dir")]
+    return [lacking(Pieces, "write", "_system", "fsync_dir")]
 
 
 @_bug("a counter run is named before it is synced", "rolls", "plain")
 def _() -> list[Patch]:
-    return [_lacking(CounterRuns, "_write", "_system", "fdatasync", "fsync_dir")]
+    return [lacking(CounterRuns, "_write", "_system", "fdatasync", "fsync_dir")]
 
 
 @_bug("the witness is written before the sync", "rolls", "plain")
@@ -243,7 +244,7 @@ def _() -> list[Patch]:
         write_witness(self.system, self.folder, self.log_id, end)
         original(self)
 
-    return [_instead(Journal, "mark", mark)]
+    return [instead(Journal, "mark", mark)]
 
 
 # --- what is written, and in which order ----------------------------------------------------------
@@ -257,12 +258,12 @@ def _() -> list[Patch]:
         self.live.publish(tail._replace(end=tail.end + draft.length, position=position))
         return original(self, draft, tail, position, received)
 
-    return [_instead(Journal, "_write", write)]
+    return [instead(Journal, "_write", write)]
 
 
 @_bug("what a dead writer left is not folded", "killed_often", "rolls")
 def _() -> list[Patch]:
-    return [_instead(Journal, "catch_up", lambda self: self.live.tail())]
+    return [instead(Journal, "catch_up", lambda self: self.live.tail())]
 
 
 @_bug("two processes append at once", "two_processes")
@@ -279,7 +280,7 @@ def _() -> list[Patch]:
         if self.name != "append":
             release(self, wake)
 
-    return [_instead(CrossLock, "acquire", acquire), _instead(CrossLock, "release", let_go)]
+    return [instead(CrossLock, "acquire", acquire), instead(CrossLock, "release", let_go)]
 
 
 @_bug("a transaction over two topics is two entries", "plain")
@@ -291,19 +292,19 @@ def _() -> list[Patch]:
             original(self, [part], {}, expect={}, require={})
         return original(self, parts[:1], control, **named)
 
-    return [_instead(EmbeddedLog, "append_entry", split)]
+    return [instead(EmbeddedLog, "append_entry", split)]
 
 
 @_bug("expect is not checked", "plain")
 def _() -> list[Patch]:
     original = fold.verdict
-    return [_instead(fold, "verdict", lambda counters, _, require: original(counters, {}, require))]
+    return [instead(fold, "verdict", lambda counters, _, require: original(counters, {}, require))]
 
 
 @_bug("require is not checked", "writers")
 def _() -> list[Patch]:
     original = fold.verdict
-    return [_instead(fold, "verdict", lambda counters, expect, _: original(counters, expect, {}))]
+    return [instead(fold, "verdict", lambda counters, expect, _: original(counters, expect, {}))]
 
 
 # --- recovery -------------------------------------------------------------------------------------
@@ -314,7 +315,7 @@ def _() -> list[Patch]:
     def believed(self: Live, _: bytes) -> bool:
         return bool(self.words[shared.READY] == shared.MAGIC)
 
-    return [_instead(Live, "believed", believed)]
+    return [instead(Live, "believed", believed)]
 
 
 @_bug("offsets are given again after a cut", "plain")
@@ -322,10 +323,10 @@ def _() -> list[Patch]:
     original = recovery._rebuild
 
     def rebuild(journal: Journal, first: Any, records: Any) -> Any:
-        with mock.patch.object(fold, "advance", _nothing):
+        with mock.patch.object(fold, "advance", nothing):
             return original(journal, first, records)
 
-    return [_instead(recovery, "_rebuild", rebuild)]
+    return [instead(recovery, "_rebuild", rebuild)]
 
 
 @_bug("positions are given again after a cut", "plain")
@@ -336,17 +337,17 @@ def _() -> list[Patch]:
         tail, before, control = original(journal, first, records)
         return tail._replace(position=first.position), before, control
 
-    return [_instead(recovery, "_rebuild", rebuild)]
+    return [instead(recovery, "_rebuild", rebuild)]
 
 
 @_bug("counters are not rebuilt", "rolls", "plain")
 def _() -> list[Patch]:
-    return [_instead(Live, "load", _nothing)]
+    return [instead(Live, "load", nothing)]
 
 
 @_bug("the rows of the tail are not verified", "plain", "large")
 def _() -> list[Patch]:
-    return [_instead(JournalFiles, "body_intact", lambda *_: True)]
+    return [instead(JournalFiles, "body_intact", lambda *_: True)]
 
 
 @_bug("header checksums are not verified", "plain", "damage")
@@ -355,7 +356,7 @@ def _() -> list[Patch]:
         self.meta = meta
         return True
 
-    return [_instead(Record, "take_meta", take)]
+    return [instead(Record, "take_meta", take)]
 
 
 @_bug("the checksum of rows is not verified on reading", "damage")
@@ -369,7 +370,7 @@ def _() -> list[Patch]:
         def __ne__(self, _: object) -> bool:
             return False
 
-    return [_instead(reader, "checksum", lambda _: Whatever())]
+    return [instead(reader, "checksum", lambda _: Whatever())]
 
 
 @_bug("the chain is not verified", "damage")
@@ -383,7 +384,7 @@ def _() -> list[Patch]:
         def __set__(self, _record: Any, _value: Any) -> None:
             pass
 
-    return [_instead(Record, "previous", Chained())]
+    return [instead(Record, "previous", Chained())]
 
 
 class _Anything(int):
@@ -410,6 +411,6 @@ def _() -> list[Patch]:
             pass
 
     return [
-        _instead(Record, "synced", Never()),
-        _instead(recovery, "read_witness", lambda *_: 0),
+        instead(Record, "synced", Never()),
+        instead(recovery, "read_witness", lambda *_: 0),
     ]

@@ -1,8 +1,8 @@
 """Damage done to a log at rest: it must be noticed, with its place, or do no harm.
 
 `aged` makes a log with all kinds of files in it (closed and current journal files, pieces, counter
-runs), an older version of it, and one that went another way from there. `examine` spoils one file,
-opens the log after a reboot, and says how it was noticed:
+runs, sealed files), an older version of it, and one that went another way from there. `examine`
+spoils one file, opens the log after a reboot, and says how it was noticed:
 
 - `open`, `read`, `append`: by an error that names the file;
 - `check`: only `headrace log check` notices, and names the file; nothing that was read is wrong;
@@ -17,11 +17,13 @@ a reader has seen its rows by then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from headrace import errors
+from headrace.log.embedded.archive import FOLDER as SEALED
+from headrace.log.embedded.archive import open_sealed
 from headrace.log.embedded.check import check, walk_records
 from headrace.log.embedded.format import ENTRY, file_name, place_of
 from headrace.log.embedded.log import EmbeddedLog
@@ -50,16 +52,28 @@ class Aged:
         return damages(files_of(self.image), rng, each=each, others=self.versions)
 
 
-def aged(seed: int) -> Aged:
-    """Make a log with all kinds of files; see the module."""
-    older = _lived(new_machine(), seed, rounds=3)
-    one = _lived(SimulatedMachine(older, boot=b"boot 2".ljust(16)), seed, rounds=5)
-    two = _lived(SimulatedMachine(older, boot=b"boot 3".ljust(16)), -seed, rounds=5)
+def aged(seed: int, rounds: tuple[int, int] = (3, 5)) -> Aged:
+    """Make a log with all kinds of files, in so many rounds before and after a boot."""
+    older = _lived(new_machine(), seed, rounds[0])
+    one = _lived(SimulatedMachine(older, boot=b"boot 2".ljust(16)), seed, rounds[1])
+    two = _lived(SimulatedMachine(older, boot=b"boot 3".ljust(16)), -seed, rounds[1])
     look = Run(SimulatedMachine(one, boot=NEXT_BOOT), seed)
-    content = content_of(look.open())
+    log = look.open()
+    content = content_of(log)
+    attempts_in = _attempts_in(one, content) | _attempts_sealed(log, content)
     look.end()
     versions = {"older": files_of(older), "diverged": files_of(two)}
-    return Aged(one, content, versions, _attempts_in(one, content))
+    return Aged(one, content, versions, attempts_in)
+
+
+def _attempts_sealed(log: EmbeddedLog, content: Content) -> dict[str, set[int]]:
+    attempts = {position: attempt for attempt, position in content.positions.items()}
+    found: dict[str, set[int]] = {}
+    for file in log.journal.control.sealed.files.values():
+        reader = open_sealed(log.journal.system, FOLDER, file)
+        positions = {at for group in reader.groups() for at in group.spans["position"].tolist()}
+        found[f"{SEALED}/{file.name}"] = {attempts[at] for at in positions if at in attempts}
+    return found
 
 
 def _attempts_in(image: Image, content: Content) -> dict[str, set[int]]:
@@ -98,6 +112,8 @@ def _lived(machine: SimulatedMachine, seed: int, rounds: int) -> Image:
         )
         run.append(log, {"orders": 6}, pad=1500)
         run.append(log, {"audit": 3}, pad=300, stage=True)
+        if number == rounds // 2:
+            log.keeper().turn(close=True)
     log.close()
     run.end()
     return machine.image()
@@ -132,10 +148,14 @@ def _examine(run: Run, aged_log: Aged, damage: Damage) -> tuple[str, str]:
     except errors.HeadraceError as error:
         if "diverged" in damage.title:
             return READ, ""
-        wrong = _not_from(found, original) or _rest(log, error, found, original)
+        wrong = _not_from(found, original) or _rest(log, error, found, original, original.topics)
+        sealed = damage.file.startswith(f"{SEALED}/")
+        for topic in original.topics if sealed else ():  # a sealed file is of one topic only
+            wrong = wrong or _rest(log, None, found, original, [topic])
         allowed = aged_log.attempts_in.get(damage.file, set())
-        lost = {row.attempt for row in original.rows} - {row.attempt for row in found.rows}
-        if not wrong and (lost - allowed or (len(lost) > 1 and "flipped" in damage.title)):
+        lost = {row.attempt for row in set(original.rows) - set(found.rows)}
+        few = 1 if "flipped" in damage.title and not sealed else len(allowed)
+        if not wrong and (lost - allowed or len(lost) > few):
             wrong = f"intact entries cannot be read any more: attempts {sorted(lost)}"
         return READ, wrong or _unnamed(error, damage)
     if _differs(found, original):
@@ -179,23 +199,26 @@ def _differs(found: Content, original: Content) -> str:
 
 def _not_from(found: Content, original: Content) -> str:
     """Rows that were never written, or are there twice."""
-    wrong = [row for row in found.rows if row not in set(original.rows)]
+    wrong = set(found.rows) - set(original.rows)
     if wrong:
-        return f"a row that was never written: {wrong[0]}"
+        return f"a row that was never written: {min(wrong)}"
     if len(set(found.rows)) != len(found.rows):
         return "rows twice"
     return ""
 
 
-def _rest(log: EmbeddedLog, error: errors.HeadraceError, found: Content, original: Content) -> str:
+def _rest(
+    log: EmbeddedLog, error: errors.HeadraceError | None, found: Content, original: Content,
+    topics: Sequence[str],
+) -> str:  # fmt: skip
     """Read on behind the damage, as the error says; what is intact must come."""
-    resume = error.details.get("resume_after")
+    resume = 0 if error is None else error.details.get("resume_after")
     for _ in range(100):
         if not isinstance(resume, int):
             break
         rest = Content([], {}, 0)
         try:
-            for batch in log.read(original.topics, after=resume):
+            for batch in log.read(topics, after=resume):
                 take(batch, rest)
             resume = None
         except errors.HeadraceError as again:
@@ -203,7 +226,8 @@ def _rest(log: EmbeddedLog, error: errors.HeadraceError, found: Content, origina
             if following == resume:
                 return f"reading on after {resume} does not get further: {again.render()}"
             resume = following
-        found.rows += [row for row in rest.rows if row not in set(found.rows)]
+        known = set(found.rows)
+        found.rows += [row for row in rest.rows if row not in known]
         wrong = _not_from(rest, original)
         if wrong:
             return f"reading on: {wrong}"

@@ -89,12 +89,18 @@ class Limits:
     """Crash points, spread evenly over the run."""
     depth: int = 2
     """How many power cuts in a row."""
+
     again: float = 0.03
     """The share of openings inside which the power is cut again."""
     violations: int = 1
     """Stop after so many."""
     only: tuple[tuple[int, int], ...] = ()
     """(operation, state) of the one path to take, for a replay."""
+
+    @property
+    def within(self) -> int:
+        """Disks per crash point of an opening."""
+        return max(4, min(self.bound, 72) // 3)
 
 
 class Explorer:
@@ -177,7 +183,7 @@ class Explorer:
         replayed = len(path) < len(self._limits.only)
         if wanted and (replayed or (fresh and self._chosen(path))):
             later = after(known, opening)
-            self._explore(opening.machine, later, path, max(4, self._limits.bound // 3))
+            self._explore(opening.machine, later, path, self._limits.within)
 
     def _chosen(self, path: tuple[tuple[int, int], ...]) -> bool:
         return Random(f"{self._seed}/again/{path}").random() < self._limits.again

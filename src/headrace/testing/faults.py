@@ -2,6 +2,9 @@
 
 ./run faults log --seed 7 --minutes 5       many rounds of the crash enumerator
 ./run faults log --workload plain --seed 7 --at 120:4      one violation again
+./run faults log --all --seed 7             every crash point and every disk, each workload once
+./run faults kills --count 1000             real processes killed; `cuts`, `damage`: `log_faults`
+./run faults chaos --seed 7 --minutes 5     real processes, everything done to them; see `chaos`
 ./run faults bugs                           every seeded bug, and what catches it
 ./run faults views --seed 7 --cases 10000   random views against references; see `views_faults`
 ./run faults capture --seed 7 --minutes 5   captures of PostgreSQL, killed; see `capture_faults`
@@ -17,9 +20,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from headrace.testing import capture_faults, slice_faults, views_faults
+from headrace.testing import capture_faults, chaos, log_faults, slice_faults, views_faults
 from headrace.testing.crashes import Round, one_round, replay
 from headrace.testing.explore import Limits, Tally
+from headrace.testing.powercut import EVERY
 from headrace.testing.workloads import WORKLOADS
 
 
@@ -32,8 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.add_argument("--minutes", type=float, default=1.0, help="how long (default 1)")
     log.add_argument("--workload", choices=sorted(WORKLOADS), help="only this one")
     log.add_argument("--bound", type=int, default=24, help="disks per crash point (default 24)")
+    log.add_argument(
+        "--all", action="store_true", help="every crash point and disk of every workload, once"
+    )
     log.add_argument("--at", help="OPERATION:STATE[,OPERATION:STATE]: this path only, once")
     log.add_argument("--json", action="store_true", help="a summary as one JSON object")
+    log_faults.add_commands(commands)
+    together = commands.add_parser("chaos", help="many real processes, everything at once")
+    chaos.add_arguments(together)
     bugs = commands.add_parser("bugs", help="switch on each seeded bug; each must be caught")
     bugs.add_argument("--only", help="the bugs whose name contains this")
     bugs.add_argument(
@@ -47,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     whole = commands.add_parser("slice", help="from PostgreSQL to PostgreSQL, everything killed")
     slice_faults.add_arguments(whole)
     chosen = parser.parse_args(arguments)
+    if "run" in chosen:
+        return int(chosen.run(chosen))
     if chosen.command == "views":
         return views_faults.main(chosen)
     if chosen.command == "capture":
@@ -87,28 +99,32 @@ def _rounds(chosen: argparse.Namespace) -> list[Round]:
     """Rounds until the time is up: all workloads of a seed, then the next seed."""
     deadline = time.monotonic() + 60 * chosen.minutes
     names = [chosen.workload] if chosen.workload else list(WORKLOADS)
+    if chosen.all:
+        every = Limits(bound=EVERY, violations=3)
+        return [_progress(one_round(name, chosen.seed, every), 0.0) for name in names]
     limits = Limits(bound=chosen.bound, points=24, violations=3)
     rounds: list[Round] = []
     seed = chosen.seed
     while not rounds or time.monotonic() < deadline:
         for name in names:
             one = one_round(name, seed, limits, lambda: time.monotonic() > deadline)
-            rounds.append(one)
-            _progress(one, deadline)
+            rounds.append(_progress(one, deadline))
             if time.monotonic() > deadline:
                 break
         seed += 1
     return rounds
 
 
-def _progress(one: Round, deadline: float) -> None:
+def _progress(one: Round, deadline: float) -> Round:
     left = max(0.0, deadline - time.monotonic())
     print(
         f"{one.workload:22} seed {one.seed:<6} {one.operations:5} operations "
         f"{one.tally.points:4} points {one.tally.states:6} disks {one.tally.openings:6} opened "
         f"{len(one.tally.violations)} violations, {left:.0f} s left",
         file=sys.stderr,
+        flush=True,
     )
+    return one
 
 
 def _summary(rounds: list[Round], total: Tally, reports: list[str]) -> dict[str, object]:

@@ -13,7 +13,7 @@ from headrace.log.groups import flow, watch
 from headrace.log.groups.consumer import Consumer
 from headrace.log.groups.members import Membership
 from headrace.model.groups import GroupState
-from headrace.testing.bugs import Bug, Patch, _instead, _nothing
+from headrace.testing.bugs import Bug, Patch, instead, nothing
 from headrace.testing.group_case import GroupCase, dropped_exactly, noticing
 
 BUGS: list[Bug] = []
@@ -45,8 +45,8 @@ def look_for(bug: Bug) -> BaseException | None:
 @_bug("a commit of an old generation is accepted", "war")
 def _() -> list[Patch]:
     return [
-        _instead(Consumer, "_refuse_if_out", _nothing),
-        _instead(Consumer, "_guards", lambda *_: {}),
+        instead(Consumer, "_refuse_if_out", nothing),
+        instead(Consumer, "_guards", lambda *_: {}),
     ]
 
 
@@ -60,7 +60,7 @@ def _() -> list[Patch]:
             found[name] = found.get(name, frozenset()) | parts
         return found
 
-    return [_instead(GroupState, "owned", owned)]
+    return [instead(GroupState, "owned", owned)]
 
 
 @_bug("whoever takes over begins where the dead one read, not where it committed", "war")
@@ -79,7 +79,7 @@ def _() -> list[Patch]:
         at = furthest.get((self._log.path, self.group, topic, partition), offset)
         begin(self, topic, partition, max(at, offset))
 
-    return [_instead(Consumer, "_poll", noted), _instead(Consumer, "_begin", begun)]
+    return [instead(Consumer, "_poll", noted), instead(Consumer, "_begin", begun)]
 
 
 @_bug("a partition is handed over before what was read of it is committed", "peace")
@@ -90,17 +90,17 @@ def _() -> list[Patch]:
         self._leaving = {t: dict.fromkeys(parts, 0.0) for t, parts in self._leaving.items()}
         original(self)
 
-    return [_instead(Consumer, "_hand_over", at_once)]
+    return [instead(Consumer, "_hand_over", at_once)]
 
 
 @_bug("the dead are taken for alive", "war")
 def _() -> list[Patch]:
-    return [_instead(watch, "lives", lambda *_: True)]
+    return [instead(watch, "lives", lambda *_: True)]
 
 
 @_bug("those who hang are never put out", "war")
 def _() -> list[Patch]:
-    return [_instead(Membership, "_hung", lambda *_: set())]
+    return [instead(Membership, "_hung", lambda *_: set())]
 
 
 @_bug("a transaction that failed is taken for committed", "war")
@@ -110,7 +110,7 @@ def _() -> list[Patch]:
             self._pending.remove(one)
             self._note(one.offsets)
 
-    return [_instead(Consumer, "_settle", settle)]
+    return [instead(Consumer, "_settle", settle)]
 
 
 @_bug("a commit notes what is read ahead and was not handed out", "war", "peace")
@@ -123,12 +123,12 @@ def _() -> list[Patch]:
             self._places[batch.topic].update(self._rest.ends)
         return batch
 
-    return [_instead(Consumer, "_poll", poll)]
+    return [instead(Consumer, "_poll", poll)]
 
 
 @_bug("what a consumer skips is not counted", "drop")
 def _() -> list[Patch]:
-    return [_instead(Consumer, "_counts", lambda *_: {})]
+    return [instead(Consumer, "_counts", lambda *_: {})]
 
 
 @_bug("what a consumer skips is counted before it is committed", "drop")
@@ -142,7 +142,7 @@ def _() -> list[Patch]:
             for name, count in self._counts(places).items():
                 transaction.put(name, count)
 
-    return [_instead(Consumer, "_skip", skip)]
+    return [instead(Consumer, "_skip", skip)]
 
 
 @_bug("rows that find no room are not counted", "topic")
@@ -153,9 +153,9 @@ def _() -> list[Patch]:
         kept, _, lost = original(log, parts)
         return kept, {}, lost
 
-    return [_instead(flow, "_fitting", fitting)]
+    return [instead(flow, "_fitting", fitting)]
 
 
 @_bug("room is what the quickest group leaves, not the slowest", "topic")
 def _() -> list[Patch]:
-    return [_instead(flow, "slowest", lambda *_: ("quick", 0))]
+    return [instead(flow, "slowest", lambda *_: ("quick", 0))]

@@ -1,6 +1,7 @@
 """Switch every seeded bug on and look for it: what catches it, and after how many tries.
 
-A try is one disk judged by the crash enumerator, or one damage examined.
+A try is one disk judged by the crash enumerator, one damage examined, or one case of the chaos in
+one process.
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ from pathlib import Path
 from random import Random
 
 from headrace.testing.bugs import BUGS, Bug
+from headrace.testing.chaos_alone import alone
 from headrace.testing.crashes import one_round
 from headrace.testing.decay import Aged, aged, examine
 from headrace.testing.explore import Limits
+from headrace.testing.keeper_bugs import KEEPER_BUGS
 from headrace.testing.workloads import WORKLOADS
 
 SEEDS = range(1, 9)
 LIMITS = Limits(bound=16, points=40, depth=2, again=0.02)
+EVERY_BUG = [*BUGS, *KEEPER_BUGS]
+APART = {"damage": "corruptor", "kept": "chaos in one process"}
+"""Places that are no workloads of the enumerator."""
+UNCUT = " uncut"
+"""Behind a workload: races only, without any crash, so that many more seeds can be tried."""
 BEGIN, END = "<!-- bugs: begin -->", "<!-- bugs: end -->"
 
 
@@ -43,15 +51,15 @@ def catch(bug: Bug, *, everywhere: bool = False) -> Catch:
     started = time.monotonic()
     places = list(bug.where)
     if everywhere:
-        places += [name for name in (*WORKLOADS, "damage") if name not in places]
+        places += [name for name in (*WORKLOADS, *APART) if name not in places]
     tries = 0
     for place in places:
-        for seed in SEEDS:
+        for seed in range(1, 100) if place.endswith(UNCUT) else SEEDS:
             found, tried = _look(bug, place, seed)
             tries += tried
             if found:
                 seconds = time.monotonic() - started
-                name = "corruptor" if place == "damage" else f"enumerator, workload `{place}`"
+                name = APART.get(place, f"enumerator, workload `{place}`")
                 return Catch(bug.name, name, tries, seconds, _short(found))
     return Catch(bug.name, "", tries, time.monotonic() - started, "")
 
@@ -59,8 +67,12 @@ def catch(bug: Bug, *, everywhere: bool = False) -> Catch:
 def _look(bug: Bug, place: str, seed: int) -> tuple[str, int]:
     if place == "damage":
         return _spoil(bug, aged(seed), seed)
+    if place == "kept":
+        with bug.on():
+            return next(iter(alone(seed)), ""), 1
     with bug.on():
-        one = one_round(place, seed, LIMITS)
+        limits = Limits(points=0) if place.endswith(UNCUT) else LIMITS
+        one = one_round(place.removesuffix(UNCUT), seed, limits)
     found = one.tally.violations
     return (found[0].verdicts[0] if found else ""), max(1, one.tally.states)
 
@@ -84,7 +96,7 @@ def _short(text: str) -> str:
 def hunt(only: str, say: Callable[[str], None]) -> list[Catch]:
     """Look for all bugs whose name contains `only`."""
     found = []
-    for bug in BUGS:
+    for bug in EVERY_BUG:
         if only in bug.name:
             one = catch(bug, everywhere=True)
             by = one.caught_by or "NOT CAUGHT"

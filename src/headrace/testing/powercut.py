@@ -19,6 +19,7 @@ The rules, chosen harsher than ext4 and never harsher than a disk can be:
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -27,6 +28,8 @@ from headrace.testing.disk import SimulatedMachine
 from headrace.testing.oplog import EFFECTS, PAGE, SECTOR, Image, Op, parent, sectors
 
 EVERYTHING = "everything"
+EVERY = 1 << 20
+"""A bound that leaves nothing out; few atoms then give every subset of themselves."""
 _NAMES = ("link", "unlink", "rename", "mkdir")
 
 
@@ -254,6 +257,12 @@ class Disk:
         room = max(0, bound - len(first))
         if len(rest) > room:
             rest = rng.sample(rest, (room * 3 + 3) // 4)
+        if bound >= EVERY and len(self.atoms) <= 8:
+            rest += [
+                Plan(f"{size} of {len(every)}", frozenset(some))
+                for size in range(len(every))
+                for some in itertools.combinations(sorted(every), size)
+            ]
         if self.atoms:
             more = min(room - len(rest), 8 * len(self.atoms))
             rest += [self._random(rng) for _ in range(more)]

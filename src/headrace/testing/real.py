@@ -113,9 +113,14 @@ def prepare(folder: str, **settings: Any) -> None:
 
 def history_of(workers: Sequence[Worker], *, durable: bool = True) -> History:
     """What the workers were told, as a history."""
+    return history_from([list(worker.lines) for worker in workers], durable=durable)
+
+
+def history_from(said: Sequence[Sequence[str]], *, durable: bool = True) -> History:
+    """What workers were told, from the lines that each wrote."""
     history = History(counters=COUNTERS)
-    for number, worker in enumerate(workers):
-        _add(history, list(worker.lines), f"follower {number}", durable=durable)
+    for number, lines in enumerate(said):
+        _add(history, lines, f"follower {number}", durable=durable)
     return history
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
@@ -18,6 +19,7 @@ from typing import Any
 from headrace import errors
 from headrace.log.embedded.check import check
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.model.policy import DEFAULTS
 from headrace.model.records import Batch, Receipt
 from headrace.settings import LogSettings
 from headrace.testing.disk import SimulatedMachine, SimulatedProcess
@@ -90,14 +92,17 @@ class Run:
     def append(
         self, log: EmbeddedLog, rows: Mapping[str, int], *, expect: Mapping[str, int] | None = None,
         require: Mapping[str, int] | None = None, durability: str | None = None, pad: int = 40,
-        stage: bool = False,
+        stage: bool = False, apart: Mapping[str, int] | None = None,
     ) -> Attempt:  # fmt: skip
-        """One attempt: so many rows of each topic in one entry; never raises a catalogue error."""
+        """One attempt: so many rows of each topic in one entry; never raises a catalogue error.
+
+        `apart`: rows of topics of which not everything is kept; see `agreeing`.
+        """
         durable = (durability or log.settings.durability) == "fsync"
 
         def act(attempt: Attempt) -> Receipt:
             with log.transaction(durability=durability) as transaction:
-                for topic, count in rows.items():
+                for topic, count in {**rows, **(apart or {})}.items():
                     data: Any = self.rows(attempt.number, count, pad)
                     bounds = None
                     if stage:
@@ -184,12 +189,46 @@ def rows_of(batch: Batch) -> tuple[list[Row], dict[int, int]]:
 def content_of(log: EmbeddedLog, into: Content | None = None) -> Content:
     """Everything that a log shows; `into` is filled as far as it can be read."""
     content = into or Content([], {}, 0)
-    content.topics = tuple(topic.name for topic in log.topics())
+    content.topics = tuple(t.name for t in log.topics() if t.policy == DEFAULTS)
     content.upper = log.position
     for batch in log.read(content.topics) if content.topics else ():
         take(batch, content)
     content.counters = {name: log.counter(name) for name in COUNTERS}
     return content
+
+
+def agreeing(log: EmbeddedLog) -> None:
+    """Raise if what is kept of a topic is not what it should be.
+
+    A compacted topic `keyed` has the newest rows of `twin`, which is written with it and keeps all;
+    one with little retention (`short`) has every row from its first offset to its last.
+    """
+    names = {topic.name for topic in log.topics()}
+    if not {"twin", "keyed", "short"} <= names:
+        return
+    newest = [
+        {
+            row["k"]: (row["attempt"], row["i"])
+            for batch in log.read(topic, across_gaps=True)
+            for row in batch.to_pylist()
+        }
+        for topic in ("twin", "keyed")
+    ]
+    if newest[0] != newest[1]:
+        raise AssertionError(f"the newest rows of twin and keyed: {newest}")
+    held = {p: list(range(*ends)) for p, ends in enumerate(_held(log, "short"))}
+    found: dict[int, list[int]] = {partition: [] for partition in held}
+    for batch in log.read("short"):
+        for partition, offset in zip(
+            batch.partition.to_pylist(), batch.offset.to_pylist(), strict=True
+        ):
+            found[partition].append(offset)
+    if found != held:
+        raise AssertionError(f"offsets of short: {found}, not {held}")
+
+
+def _held(log: EmbeddedLog, topic: str) -> Iterator[tuple[int, int]]:
+    return zip(log.starts(topic), log.ends(topic), strict=True)
 
 
 def take(batch: Batch, content: Content) -> None:
@@ -205,16 +244,23 @@ def take(batch: Batch, content: Content) -> None:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `Stuck` when the block takes longer; only in the main thread, where signals arrive."""
+    """Raise `Stuck` when the block takes longer; only in the main thread, where signals arrive.
+
+    Longer by the processor's time: other processes may leave this one little of it. A block that
+    waits and does nothing is stuck after ten times as long.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    used, began = time.process_time(), time.monotonic()
+
     def stuck(*_: object) -> None:
-        raise Stuck(f"no end within {seconds:g} s")
+        if time.process_time() - used >= seconds or time.monotonic() - began >= 10 * seconds:
+            raise Stuck(f"no end within {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stuck)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:
@@ -244,6 +290,7 @@ def _probe(run: Run, opening: Opening) -> None:
         _must_be_sound(process, "before it is opened")
     log = run.open(process)
     opening.content = content_of(log)
+    agreeing(log)
     opening.read_at = len(machine.ops)
     run.numbered_from(machine.generation * LATER)
     run.make_topics(log)
@@ -265,6 +312,7 @@ def _probe(run: Run, opening: Opening) -> None:
         for _ in range(2):
             keeper.turn(close=True)
         opening.final.append((len(machine.ops), content_of(again)))
+        agreeing(again)
     _must_be_sound(machine.process(), "after all")
 
 

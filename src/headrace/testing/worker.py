@@ -3,6 +3,7 @@
     python -m headrace.testing.worker FOLDER append --first 1000 --count 50
     python -m headrace.testing.worker FOLDER follow
     python -m headrace.testing.worker FOLDER hold append
+    python -m headrace.testing.worker FOLDER keep
 
 Each line is written with one system call, so a kill never leaves half of what was acknowledged:
 `start NUMBER ROWS COUNTER VALUE` before an append, `taken NUMBER POSITION`, `refused NUMBER WHY` or
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says until it is done, or somebody ends it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
-    parser.add_argument("task", choices=("append", "follow", "hold"))
+    parser.add_argument("task", choices=("append", "follow", "hold", "keep"))
     parser.add_argument("lock", nargs="?", default="append")
     parser.add_argument("--first", type=int, default=0, help="attempts are numbered after this")
     parser.add_argument("--count", type=int, default=1 << 40)
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         append(log, chosen)
     elif chosen.task == "follow":
         follow(log)
+    elif chosen.task == "keep":
+        keep(log)
     else:
         lock = getattr(log.journal, f"{chosen.lock}_lock")
         lock.acquire(30.0)
@@ -102,6 +105,19 @@ def follow(log: EmbeddedLog) -> None:
         rows = rows_of(batch)[0]
         fields = [[r.topic, r.partition, r.offset, r.attempt, r.index, r.value] for r in rows]
         say(f"saw {through} {json.dumps(fields, separators=(',', ':'))}")
+
+
+def keep(log: EmbeddedLog) -> None:
+    """Seal and delete for ever, whenever nobody else does."""
+    keeper = log.keeper()
+    while True:
+        time.sleep(0.05)
+        try:
+            keeper.turn(close=True)
+        except errors.HeadraceError as error:
+            say(f"kept {error.code} {error.fact}")
+        else:
+            say("kept")
 
 
 if __name__ == "__main__":

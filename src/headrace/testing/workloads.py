@@ -19,7 +19,7 @@ from headrace.model.records import Receipt
 from headrace.testing.disk import SimulatedProcess
 from headrace.testing.promises import TAKEN, Attempt
 from headrace.testing.schedule import Schedule
-from headrace.testing.simulation import SCHEMA, TOPICS, Run
+from headrace.testing.simulation import SCHEMA, TOPICS, Run, agreeing
 
 Workload = Callable[[Run], None]
 
@@ -296,6 +296,31 @@ def keeps(run: Run) -> None:
     run.follow(log, "another", TOPICS)
 
 
+def compacts(run: Run) -> None:
+    """A keeper compacts one topic and lets the oldest of another go, between appends to both."""
+    log = run.open(inline_bytes_max=1500, chunk_bytes=4000)
+    for name in ("twin", "keyed", "short"):
+        log.create_topic(name, SCHEMA, key="k", partitions=2)
+    log.set_topic("keyed", compact=True, grace_seconds=0.0)
+    log.set_topic("short", retention_bytes=6000)
+    through, keeper = 0, log.keeper()
+    for number in range(10):
+        pad = run.rng.choice((50, 700))
+        run.append(log, {"twin": 3}, apart={"keyed": 3, "short": 2}, pad=pad)
+        if number % 3 == 2:
+            keeper.turn(close=run.rng.random() < 0.7, compact=run.rng.random() < 0.7)
+            through = run.follow(log, "follower", ["twin"], through)
+        if number == 6:
+            keeper.release()
+            log.close()
+            log = run.open(inline_bytes_max=1500, chunk_bytes=4000)
+            keeper = log.keeper()
+    for _ in range(2):
+        keeper.turn(close=True, compact=True)
+    run.follow(log, "another", ["twin"])
+    agreeing(log)
+
+
 def kept_meanwhile(run: Run) -> None:
     """A writer, a slow follower, and keepers of which one is killed, all at once."""
     run.make_topics(run.open())
@@ -344,7 +369,7 @@ WORKLOADS: dict[str, Workload] = {
     work.__name__: work
     for work in (
         plain, rolls, large, weak, writers, topics, sync_fails, disk_full, killed_often, chased,
-        keeps, kept_meanwhile,
+        keeps, compacts, kept_meanwhile,
         two_processes,
         two_processes_killed,
     )

@@ -238,14 +238,22 @@ class Reading:
         self._skip_through = self._passed = max(self._skip_through, through)
         self._done = self._through is not None and through >= self._through
         self._sealed, self._previous = False, None
-        if not self._done:
-            self._cursor = max(self._cursor, Places(self._journal).after(sealed.through))
+        if self._done:
+            return
+        places = Places(self._journal)
+        if self._journal.control.sealed.through > sealed.through:
+            self._sealed = True  # more was sealed meanwhile: the journal may not have it any more
+        else:
+            self._cursor = max(self._cursor, places.after(sealed.through))
 
     def _sealed_meanwhile(self) -> bool:
         """Whether what is missing in the journal is in sealed files by now."""
         self._journal.refresh_control()
-        if self._journal.control.sealed.through <= self._passed:
-            return False
+        sealed = self._journal.control.sealed.through
+        number, _ = place_of(self._cursor)
+        left = number < min([f.number for f in self._closed_files()] + [place_of(self._limit)[0]])
+        if sealed < self._passed or (sealed == self._passed and not left):
+            return False  # `left`: all of it was read, and nobody names the file any more
         self._sealed, self._skip_through = True, self._passed
         return True
 
