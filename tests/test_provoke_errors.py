@@ -44,6 +44,7 @@ from headrace.testing.postgres import Server, fresh_database
 from tests.capture.provocations import PROVOCATIONS as OF_RESUME
 from tests.derived.provocations import PROVOCATIONS as OF_FOLLOWERS
 from tests.log.kit import Child, Machine, flip, machine_log
+from tests.log.provocations import PROVOCATIONS as OF_GROUPS
 from tests.pipelines.provocations import PROVOCATIONS as OF_VIEWS
 from tests.queries.provocations import PROVOCATIONS as OF_QUERIES
 from tests.runtime.provocations import PROVOCATIONS as OF_PROJECTS
@@ -490,7 +491,7 @@ def of_view(provocation: Callable[[str, pytest.MonkeyPatch], None]) -> Provocati
     return function
 
 
-OF_OTHERS: list[tuple[str, Any]] = [*OF_VIEWS.items(), *OF_PROJECTS.items()]
+OF_OTHERS: list[tuple[str, Any]] = [*OF_VIEWS.items(), *OF_PROJECTS.items(), *OF_GROUPS.items()]
 for view_code, view_provocations in [*OF_OTHERS, *OF_FOLLOWERS.items()]:
     for view_provocation in view_provocations:
         provokes(view_code)(of_view(view_provocation))

@@ -515,6 +515,79 @@ class BadSetting(UsageError):
     fix = "correct the name or the value named here"
 
 
+# --- groups ---------------------------------------------------------------------------------------
+
+
+class MemberPutOut(Conflict):
+    """The member is no longer in its group: nothing was committed."""
+
+    code = "HR-GROUP-001"
+    title = "the member was put out of its group"
+    why = (
+        "a member that neither iterates nor commits for longer than its lease is taken to hang, "
+        "and its partitions go to others, who go on at the committed offsets; so what it read and "
+        "did not commit is read again by them, and its commit is refused"
+    )
+    fix = (
+        "go on iterating: the consumer joins again; call renew() during long work, or give the "
+        "consumer a longer lease_seconds"
+    )
+
+
+class GroupMoved(Conflict):
+    """The group is in another generation: the transaction was not taken."""
+
+    code = "HR-GROUP-002"
+    title = "the group moved on during the transaction"
+    why = (
+        "a member joined, left or died since commit_in(), and partitions may have moved; offsets "
+        "are committed only in the generation they were read in"
+    )
+    fix = "go on iterating: what is still this member's comes again, from the committed offset"
+
+
+class UnknownGroup(UsageError):
+    """There is no group of this name."""
+
+    code = "HR-GROUP-003"
+    title = "there is no such group"
+    why = "a group is there once a consumer has joined it or offsets were committed for it"
+    fix = "see 'headrace group ls' for those there are"
+
+
+class GroupInUse(UsageError):
+    """The group has members who are alive."""
+
+    code = "HR-GROUP-004"
+    title = "the group is in use"
+    why = "its members would go on where they are, and commit over what is changed here"
+    fix = "stop the members named here, or put them out with --force (force=True)"
+
+
+class GroupExists(UsageError):
+    """The group to be made has offsets already."""
+
+    code = "HR-GROUP-005"
+    title = "the group exists already"
+    why = "a copy starts as a new group, so that no progress of another one is written over"
+    fix = "choose another name, or delete the group first with 'headrace group delete'"
+
+
+class TopicFull(TransientError):
+    """The slowest group is too far behind for more rows."""
+
+    code = "HR-GROUP-006"
+    title = "the topic takes no more rows: a group is too far behind"
+    why = (
+        "the topic's flow is 'backpressure': its producers wait while the slowest group would be "
+        "more than flow_rows behind; nothing of this entry was taken"
+    )
+    fix = (
+        "start or speed up the group named here and append again; if nobody needs it any more, "
+        "'headrace group delete'; or change flow_rows, flow_seconds or flow with set_topic()"
+    )
+
+
 # --- tables and the state of views ----------------------------------------------------------------
 
 

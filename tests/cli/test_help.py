@@ -10,9 +10,11 @@ import pytest
 
 from tests.cli.conftest import Headrace
 
+TOPIC = ("create", "ls", "show", "append", "read", "tail", "alter", "set", "delete")
 CAPTURE = ("add", "run", "status", "snapshot", "pause", "resume", "remove", "check")
 COMMANDS = [
-    *(("topic", name) for name in ("create", "ls", "show", "append", "read", "tail", "alter")),
+    *(("topic", name) for name in TOPIC),
+    *(("group", name) for name in ("ls", "show", "reset", "copy", "delete")),
     *(("capture", name) for name in CAPTURE),
     ("table", "get"),
     ("table", "scan"),

@@ -124,7 +124,10 @@ class Log:
     def _take(self, header: Any, control: dict[str, Any]) -> None:
         self.position = header.position
         self.counters |= {name: value + 1 for name, value in control.get("expect", {}).items()}
-        self.topics |= {topic["id"]: topic for topic in control.get("topics", ())}
+        for topic in control.get("topics", ()):
+            for committed in self.offsets.values() if topic["id"] not in self.topics else ():
+                committed.pop(topic["name"], None)
+            self.topics[topic["id"]] = topic
         self.values |= control.get("values", {})
         sealed = control.get("sealed", {})
         self.sealed_through = max(self.sealed_through, sealed.get("through", 0))
@@ -132,7 +135,9 @@ class Log:
             self.sealed.pop(name, None)
         self.sealed |= {file["name"]: file for file in sealed.get("add", ())}
         for group, topics in control.get("offsets", {}).items():
-            for topic, offsets in topics.items():
+            if topics is None:
+                self.offsets.pop(group, None)
+            for topic, offsets in (topics or {}).items():
                 self.offsets.setdefault(group, {}).setdefault(topic, {}).update(offsets)
 
     def read(self, topic: str) -> Iterator[tuple[Any, ...]]:

@@ -15,6 +15,7 @@ from headrace.cli.options import (
     Command,
     Group,
     aligned,
+    ask,
     counted,
     json_option,
     lasting,
@@ -466,7 +467,12 @@ def remove(name: str, yes: bool, gone: bool, path: str, as_json: bool) -> None:
     with open_log(path) as log:
         settings = asked.get(log, name)
         if not yes:
-            _ask(name, settings.dsn, as_json=as_json)
+            ask(
+                f"This drops the slot and the publication of '{name}' at {settings.dsn}; its"
+                " topics stay.",
+                f"Remove '{name}'?",
+                as_json=as_json,
+            )
         if gone:
             dropped = ending.remove(log, name, None)
         else:
@@ -482,13 +488,6 @@ def remove(name: str, yes: bool, gone: bool, path: str, as_json: bool) -> None:
     for one in dropped:
         talk(f"dropped {one}")
     talk(f"'{name}' is removed; its topics are kept")
-
-
-def _ask(name: str, address: str, *, as_json: bool) -> None:
-    if as_json:
-        raise BadUsage("with --json nothing is asked", fix="add --yes")
-    talk(f"This drops the slot and the publication of '{name}' at {address}; its topics stay.")
-    click.confirm(f"Remove '{name}'?", abort=True, err=True)
 
 
 # --- status ---------------------------------------------------------------------------------------

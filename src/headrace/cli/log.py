@@ -300,6 +300,14 @@ def _said(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "journal", f"{counted(journal['files'], 'file')}, {used} used of {whole}"
     if pieces["files"]:
         yield "pieces", f"{counted(pieces['files'], 'file')}, {sized(pieces['bytes'])}"
+    sealed = facts["sealed"]
+    if sealed["files"]:
+        what = f"{counted(sealed['files'], 'file')}, {sized(sealed['bytes'])}"
+        yield "sealed", f"{what}, all rows through position {sealed['through']:,}"
+    for name, hold in facts["holds"].items():
+        topics = "all topics" if hold["topics"] is None else ", ".join(hold["topics"])
+        until = time_of(hold["until"]).strftime("%Y-%m-%d %H:%M:%S UTC")
+        yield "hold", f"{name}: position {hold['position']:,} of {topics}, until {until}"
     yield "on disk", f"{sized(facts['bytes'])} in all"
     synced = "everything written is synced"
     if facts["synced"] != facts["end"]:
@@ -325,7 +333,7 @@ def _locks(path: str) -> list[dict[str, Any]]:
     """Who holds a lock of the log right now, as the kernel knows it; no lock is taken for it."""
     held = _held_inodes()
     found = []
-    for name in ("append", "sync"):
+    for name in ("append", "sync", "keeper"):
         try:
             inode = os.stat(os.path.join(path, "locks", name)).st_ino
         except FileNotFoundError:

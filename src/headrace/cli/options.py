@@ -210,6 +210,14 @@ def talk(text: str) -> None:
     click.echo(text, err=True)
 
 
+def ask(said: str, question: str, *, as_json: bool) -> None:
+    """Ask before something is gone for good; the command ends if the answer is no."""
+    if as_json:
+        raise BadUsage("with --json nothing is asked", fix="add --yes")
+    talk(said)
+    click.confirm(question, abort=True, err=True)
+
+
 def counted(number: int, thing: str, things: str = "") -> str:
     """Say "1 row", "1,000 rows"."""
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"

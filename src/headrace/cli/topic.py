@@ -1,9 +1,10 @@
-"""``headrace topic``: create, list, show and change topics; append, read and tail their rows."""
+"""``headrace topic``: create, list, show, change, delete; append, read and tail their rows."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ from headrace.cli.options import (
 )
 from headrace.cli.topic_append import append
 from headrace.cli.topic_read import read, tail
+from headrace.cli.topic_settings import delete, set_
+from headrace.cli.topic_settings import described as kept
 from headrace.errors import BadUsage
 
 if TYPE_CHECKING:
@@ -36,12 +39,14 @@ PARTITIONS_SHOWN = 12
 
 @click.group(cls=Group)
 def topic() -> None:
-    """Create, list, show and change topics; append, read and follow their rows."""
+    """Create, list, show, change and delete topics; append, read and follow their rows."""
 
 
 topic.add_command(append)
 topic.add_command(read)
 topic.add_command(tail)
+topic.add_command(set_)
+topic.add_command(delete)
 
 
 @topic.command(
@@ -279,9 +284,15 @@ def described(log: EmbeddedLog, found: Topic) -> dict[str, Any]:
     """Give what there is to say of a topic, for JSON."""
     ends = log.ends(found.name)
     facts = found.to_json()
-    for private in ("id", "slot"):
-        del facts[private]
-    return facts | {"ddl": found.schema.ddl(), "rows": sum(ends), "ends": ends}
+    for private in ("id", "slot", "policy", "revision"):
+        facts.pop(private, None)
+    return facts | {
+        "ddl": found.schema.ddl(),
+        "rows": sum(ends),
+        "ends": ends,
+        "settings": asdict(found.policy),
+        "dropped": log.dropped(found.name),
+    }
 
 
 def _shown(found: Topic, facts: dict[str, Any], path: str) -> Iterator[str]:
@@ -321,6 +332,9 @@ def _summary(found: Topic, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if found.schema.generation > 1:
         version += f", generation {found.schema.generation}"
     yield "schema", version
+    yield from kept(found.policy)
+    if facts["dropped"] or found.policy.flow == "drop":
+        yield "dropped", f"{facts['dropped']:,} rows found no room"
 
 
 def _columns(found: Topic) -> Iterator[tuple[str, str, str]]:

@@ -70,7 +70,8 @@ class Producer:
         self._problem: BaseException | None = None
         self.receipt: Receipt | None = None
         """Of the last entry stored."""
-        self.sent_total = 0
+        self.sent_total = self.dropped_total = 0
+        """Rows stored, and rows for which a topic that drops had no room."""
         self._thread = threading.Thread(target=self._run, name=f"producer-{topic}", daemon=True)
         self._thread.start()
 
@@ -167,7 +168,8 @@ class Producer:
                 return
             with self._change:
                 self.receipt = receipt
-                self.sent_total += len(self._sending)
+                self.sent_total += len(self._sending) - receipt.dropped
+                self.dropped_total += receipt.dropped
                 self._bytes -= sum(waiting.bytes for waiting in self._sending)
                 self._sending = []
                 self._change.notify_all()

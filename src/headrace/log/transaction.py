@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headrace import errors
@@ -27,6 +27,7 @@ class Transaction:
         self._values: dict[str, Any] = {}
         self._expect: dict[str, int] = {}
         self._require: dict[str, int] = {}
+        self._guards: dict[str, Callable[[errors.Conflict], errors.HeadraceError]] = {}
         self._over = False
         self.receipt: Receipt | None = None
         """Set by the commit."""
@@ -50,12 +51,7 @@ class Transaction:
         """Note how far a group has read: a batch read to its end, or topic -> partition -> next."""
         self._refuse_if_over()
         if isinstance(offsets, Batch):
-            ends: dict[int, int] = {}
-            for partition, offset in zip(
-                offsets.partition.to_pylist(), offsets.offset.to_pylist(), strict=True
-            ):
-                ends[partition] = offset + 1
-            offsets = {offsets.topic: ends}
+            offsets = {offsets.topic: offsets.ends}
         committed = self._offsets.setdefault(group, {})
         for topic, of_topic in offsets.items():
             committed.setdefault(topic, {}).update(of_topic)
@@ -89,6 +85,22 @@ class Transaction:
         check_counter(name, value)
         self._require[name] = value
 
+    def guard(
+        self,
+        counter: str,
+        value: int,
+        refused: Callable[[errors.Conflict], errors.HeadraceError],
+    ) -> None:
+        """Require a counter of Headrace's own; `refused` makes the error if it has moved."""
+        self._refuse_if_over()
+        self._require[counter] = value
+        self._guards[counter] = refused
+
+    @property
+    def over(self) -> bool:
+        """Whether it was committed, or will never be."""
+        return self._over
+
     def commit(self) -> Receipt:
         """Append the entry; see `log.append` for how it can end."""
         self._refuse_if_over()
@@ -104,13 +116,19 @@ class Transaction:
             }
         if self._values:
             control["values"] = self._values
-        self.receipt = self._log.append_entry(
-            self._parts,
-            control,
-            expect=self._expect,
-            require=self._require,
-            durability=self._durability,
-        )
+        try:
+            self.receipt = self._log.append_entry(
+                self._parts,
+                control,
+                expect=self._expect,
+                require=self._require,
+                durability=self._durability,
+            )
+        except errors.Conflict as conflict:
+            refused = self._guards.get(str(conflict.details.get("counter")))
+            if refused is None:
+                raise
+            raise refused(conflict) from conflict
         return self.receipt
 
     def _refuse_if_over(self) -> None:

@@ -130,12 +130,18 @@ class ControlState:
         """Fold the control part of one accepted entry."""
         for data in control.get("topics", ()):
             topic = Topic.from_json(data)
+            if topic.id not in self.by_id:  # offsets of another topic of this name are not its own
+                for offsets in self.groups.values():
+                    offsets.pop(topic.name, None)
             self.by_id[topic.id] = topic
             if topic.deleted:
                 self.topics.pop(topic.name, None)
             else:
                 self.topics[topic.name] = topic
         for group, topics in control.get("offsets", {}).items():
+            if topics is None:
+                self.groups.pop(group, None)
+                continue
             committed = self.groups.setdefault(group, {})
             for topic_name, offsets in topics.items():
                 committed.setdefault(topic_name, {}).update(

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace import errors
 
-FLOWS = ("buffer", "drop", "backpressure")
+FLOWS = BUFFER, DROP, BACKPRESSURE = ("buffer", "drop", "backpressure")
 """When a producer is faster than its readers: the disk keeps what is not read yet, up to the
 retention; rows that find no room are dropped, and counted; or the producer waits (R-A3)."""
 
@@ -66,6 +66,12 @@ class Policy:
                 place=place,
                 fix="make a topic with a key, or limit it by retention",
             )
+        if self.flow == DROP and kind == "changes":
+            raise errors.BadSetting(
+                "changes cannot be dropped: the table would be wrong",
+                place=place,
+                fix="flow='backpressure' makes producers wait instead",
+            )
         limited = self.retention_seconds is not None or self.retention_bytes is not None
         if limited and kind == "changes" and self.archive is None:
             raise errors.BadSetting(
@@ -87,5 +93,7 @@ def _fits(name: str, value: Any) -> bool:
         return value in FLOWS
     if value is None:
         return name.startswith("retention_")
+    if name == "flow_rows" and not value:
+        return False  # no row would ever have room
     number = isinstance(value, int) or (isinstance(value, float) and name.endswith("_seconds"))
     return number and not isinstance(value, bool) and 0 <= value < float("inf")

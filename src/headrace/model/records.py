@@ -55,6 +55,8 @@ class Receipt:
     """For each part its topic, and partition, rows and first offset of each run, packed."""
     duplicate: bool = False
     """True if a writer had stored this version before: nothing was written now."""
+    dropped: int = 0
+    """Rows that found no room in a topic whose flow is `drop`: not appended, and counted."""
 
     @property
     def offsets(self) -> dict[str, dict[int, int]]:
@@ -197,6 +199,38 @@ class Batch:
         found: pa.Array = getattr(self, "positions" if name == "_position" else name[1:])
         return found
 
+    @property
+    def ends(self) -> dict[int, int]:
+        """The offset behind the last row of each partition: what to commit after this batch."""
+        found: dict[int, int] = {}
+        for span in self.spans:
+            runs = span.runs
+            found.update(
+                zip(runs["partition"].tolist(), (runs["base"] + runs["rows"]).tolist(), strict=True)
+            )
+        return found
+
+    def slice(self, start: int, rows: int) -> Batch:
+        """Some of its rows; it is `last` if it ends where this one does."""
+        stop = min(start + rows, len(self))
+        spans = []
+        first = 0
+        for span in self.spans:
+            low, high = max(start - first, 0), min(stop - first, span.rows)
+            first += span.rows
+            if low < high:
+                spans.append(span._replace(rows=high - low, runs=_cut(span.runs, low, high)))
+        extra = {name: column.slice(start, stop - start) for name, column in self._extra.items()}
+        return Batch(
+            self.definition,
+            self.data.slice(start, stop - start),
+            spans,
+            position=self.position,
+            last=self.last and stop == len(self),
+            schema_version=self.schema_version,
+            extra=extra,
+        )
+
     def to_pylist(self) -> list[dict[str, Any]]:
         """The rows as dicts."""
         result: list[dict[str, Any]] = self.data.to_pylist()
@@ -214,3 +248,14 @@ def offsets_of(runs: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
     result: npt.NDArray[np.uint64] = np.repeat(runs["base"] - starts, counts)
     result += np.arange(len(result), dtype=np.uint64)
     return result
+
+
+def _cut(runs: npt.NDArray[Any], low: int, high: int) -> npt.NDArray[Any]:
+    """Runs of the rows from `low` to `high`, counted over all of them."""
+    ends = np.cumsum(runs["rows"], dtype=np.int64)
+    starts = ends - runs["rows"]
+    before = np.clip(low - starts, 0, runs["rows"])
+    kept = runs.copy()
+    kept["base"] += before.astype(np.uint64)
+    kept["rows"] = np.clip(np.minimum(ends, high) - starts - before, 0, None)
+    return kept[kept["rows"] > 0]

@@ -46,6 +46,9 @@ from headrace.model.topic import Topic, tombstones
 SLICE_ROWS = 4_000_000
 """So many rows are decided at a time: some 200 MB while they are sorted."""
 FILE_BYTES = 256 << 20
+SMALL_BYTES = 16 << 20
+MANY = 16
+"""So many small files side by side are worth joining: the list of files stays short."""
 DIRTY = 0.5
 """Files are rewritten when those that never were are at least so large against the others."""
 
@@ -57,11 +60,41 @@ def worth_compacting(files: Sequence[SealedFile], *, everything: bool) -> bool:
     return bool(files) if everything else fresh > 0 and fresh >= DIRTY * old
 
 
+def worth_joining(files: Sequence[SealedFile]) -> list[SealedFile]:
+    """Small files side by side, if they are many: a topic with few rows has one of each journal."""
+    found: list[SealedFile] = []
+    for file in files:
+        alike = not found or (file.schema, file.compacted) == (found[0].schema, found[0].compacted)
+        if file.bytes < SMALL_BYTES and not file.archive and alike:
+            found.append(file)
+        elif len(found) >= MANY:
+            break
+        else:
+            found = []
+    return found if len(found) >= MANY else []
+
+
+def joined(journal: Journal, topic: Topic, files: Sequence[SealedFile]) -> list[SealedFile]:
+    """Rewrite files side by side as one, with all of their rows."""
+    keep = np.ones(sum(file.rows for file in files), bool)
+    return _rewritten(journal, topic, files, keep, compacted=files[0].compacted)
+
+
 def compacted(
     journal: Journal, topic: Topic, files: Sequence[SealedFile], now: int
 ) -> list[SealedFile]:
     """Rewrite these files, the oldest of a topic; the new ones are synced and named by nobody."""
-    keep = _kept(journal, topic, files, now)
+    return _rewritten(journal, topic, files, _kept(journal, topic, files, now), compacted=True)
+
+
+def _rewritten(
+    journal: Journal,
+    topic: Topic,
+    files: Sequence[SealedFile],
+    keep: npt.NDArray[np.bool_],
+    *,
+    compacted: bool,
+) -> list[SealedFile]:
     writers: list[SealWriter] = []
     folder = f"{journal.folder}/{archive.FOLDER}"
     base = 0
@@ -83,7 +116,7 @@ def compacted(
                     writers.append(writer)
                 _copy(reader, group, mask, writer)
             reader.close()
-        made = [writer.finish(compacted=True) for writer in writers]
+        made = [writer.finish(compacted=compacted) for writer in writers]
         journal.system.fsync_dir(folder)
     except BaseException:
         for writer in writers:

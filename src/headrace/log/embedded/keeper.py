@@ -13,6 +13,7 @@ A turn::
               one entry that drops them and says from where on the topic is held
     compact   per topic the sealed files of which newer rows make many useless -> rewritten
               (`compaction`) -> one entry that puts new files into the place of old ones
+    join      many small files of a topic side by side -> one, as if it had been sealed at once
     collect   delete files that nothing names
 
 **Crash argument.** Files are written and synced before the entry that names them, so whoever sees
@@ -46,7 +47,7 @@ from pyarrow.ipc import read_record_batch
 from headrace import errors
 from headrace.log.embedded import archive
 from headrace.log.embedded.checkpoint import Checkpoint, FileRange
-from headrace.log.embedded.compaction import compacted, worth_compacting
+from headrace.log.embedded.compaction import compacted, joined, worth_compacting, worth_joining
 from headrace.log.embedded.format import ENTRY, Record, Section, address_of, place_of
 from headrace.log.embedded.holds import held
 from headrace.log.embedded.packing import storage_schema
@@ -77,6 +78,7 @@ class Turn:
     dropped: list[str] = field(default_factory=list)
     archived: list[str] = field(default_factory=list)
     compacted: list[str] = field(default_factory=list)
+    joined: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, list[str]]:
@@ -86,6 +88,7 @@ class Turn:
             "dropped": self.dropped,
             "archived": self.archived,
             "compacted": self.compacted,
+            "joined": self.joined,
             "deleted": self.deleted,
         }
 
@@ -183,6 +186,7 @@ class Keeper:
                     pass
                 self._retain(done)
                 self._compact(done, everything=compact)
+                self._join(done)
                 self._collect(done)
             return done
 
@@ -291,6 +295,18 @@ class Keeper:
                 number,
             )
             done.compacted.append(topic.name)
+
+    def _join(self, done: Turn) -> None:
+        """Put many small files of a topic into one."""
+        journal = self._log.journal
+        for topic in list(journal.control.topics.values()):
+            number = self._log.counter(COUNTER)
+            journal.refresh_control()
+            files = worth_joining(journal.control.sealed.of(topic.id))
+            if files:
+                add = [file.to_json() for file in joined(journal, topic, files)]
+                self._say({"drop": [file.name for file in files], "add": add}, number)
+                done.joined += [file.name for file in files]
 
     # -- collect ----------------------------------------------------------------------------
 

@@ -32,11 +32,16 @@ from headrace.log.embedded.reader import Reading
 from headrace.log.embedded.recovery import open_journal
 from headrace.log.embedded.restored import Histories, histories
 from headrace.log.embedded.system import EVERYBODY, OsSystem, System
+from headrace.log.groups import admin, flow
+from headrace.log.groups.admin import GroupFacts, Move
+from headrace.log.groups.consumer import Consumer, options_of
+from headrace.log.groups.offsets import Place
 from headrace.log.producer import Producer
 from headrace.log.transaction import Transaction
 from headrace.log.writer import Writer
 from headrace.model.evolution import evolve
 from headrace.model.fold import OWN_COUNTERS, ControlState, check_counter, is_name
+from headrace.model.policy import BUFFER
 from headrace.model.records import Piece, Receipt
 from headrace.model.topic import Topic, define, same_definition
 from headrace.settings import DURABILITIES, LogSettings
@@ -311,12 +316,18 @@ class EmbeddedLog:
         expect: Mapping[str, int],
         require: Mapping[str, int],
         durability: str | None = None,
+        admitted: bool = False,
     ) -> Receipt:
-        """Append one entry made of these parts, control records and conditions."""
+        """Append one entry; `admitted`: its topics were asked whether they have room for it."""
         durability = self._checked(durability)
         while True:
             journal = self.journal
             catalog = journal.catalog
+            for part in () if admitted else parts:
+                if self._packer(part.topic).topic.policy.flow != BUFFER:
+                    return flow.append_entry(
+                        self, parts, control, expect=expect, require=require, durability=durability
+                    )
             draft = self._drafter.draft(parts, control, expect, require)
             if draft is None:
                 return Receipt(self.position, 0, self._system.now_us())
@@ -475,6 +486,60 @@ class EmbeddedLog:
 
     def _put(self, name: str, value: Any) -> None:
         self.append_entry([], {"values": {name: value}}, expect={}, require={})
+
+    # -- groups -----------------------------------------------------------------------------
+
+    def consumer(self, topics: str | Sequence[str], group: str, **options: Any) -> Consumer:
+        """Read topics as a member of a group: each row goes to one member, and progress is kept.
+
+        `topics`: names, or patterns ("shop.*": topics that are made later too). `start`: where a
+        group without offsets begins, "earliest" (default), "latest" or a `datetime`. `columns`,
+        `max_rows` of a batch; `timeout`: seconds without rows after which the iteration ends;
+        `follow=False`: it ends when all is read. `lease_seconds` (30): a member that does not
+        iterate or commit for so long is put out. `on_gone`: "raise" or "skip" what retention took.
+        `flow="drop", flow_rows=N`: what is more than N rows behind in a partition is not read,
+        but counted.
+        """
+        return Consumer(self, topics, group, options_of(options))
+
+    def groups(self) -> list[str]:
+        """The names of all groups."""
+        return admin.names(self)
+
+    def group(self, name: str) -> GroupFacts:
+        """Members, partitions and lag of a group, as they are now."""
+        return admin.facts(self, name)
+
+    def reset_group(
+        self,
+        name: str,
+        to: Place,
+        *,
+        topics: str | Sequence[str] | None = None,
+        partitions: Sequence[int] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> list[Move]:
+        """Move a group to "earliest", "latest", an offset, a `datetime` or "position:P".
+
+        With `dry_run` only say what would move. Refused while members are alive, unless `force`
+        puts them out: they join again, and go on where the group is then.
+        """
+        return admin.reset(
+            self, name, to, topics=topics, partitions=partitions, dry_run=dry_run, force=force
+        )
+
+    def copy_group(self, source: str, name: str, to: Place | None = None) -> list[Move]:
+        """Make a new group that starts where another is, or at another place of its topics."""
+        return admin.copy(self, source, name, to)
+
+    def delete_group(self, name: str, *, force: bool = False) -> None:
+        """Forget a group and its offsets; see `reset_group` for `force`."""
+        admin.delete(self, name, force=force)
+
+    def dropped(self, topic: str) -> int:
+        """How many rows of a topic whose flow is `drop` found no room, ever."""
+        return flow.dropped(self, self.topic(topic))
 
     def table(self, topic: str) -> KeyedTable:
         """The topic read by key: `get(keys, at=P)` and `scan(at=P)`. See `headrace.tables`."""

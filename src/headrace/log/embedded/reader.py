@@ -269,13 +269,13 @@ class Reading:
         elif not 0 < self._passed < trim.gone:
             return
         chosen = range(topic.partitions) if wanted.partitions is None else wanted.partitions
-        gone = {p: [first[p], trim.starts[p]] for p in chosen if first[p] < trim.starts[p]}
+        gone = {p: [first[p], trim.starts[p] - 1] for p in chosen if first[p] < trim.starts[p]}
         if gone:
             raise errors.OffsetsGone(
                 f"{_told(gone)} of topic '{topic.name}' are gone",
                 place=f"topic '{topic.name}'",
                 topic=topic.name,
-                gone=gone,
+                partitions=gone,
                 since=trim.since,
             )
 
@@ -560,8 +560,8 @@ def rows_of(
 
 def _told(gone: Mapping[int, list[int]]) -> str:
     return ", ".join(
-        f"offsets {first} to {end - 1} of partition {partition}"
-        for partition, (first, end) in gone.items()
+        f"offsets {first} to {last} of partition {partition}"
+        for partition, (first, last) in gone.items()
     )
 
 

@@ -1,0 +1,174 @@
+"""The commands of `headrace group`, and `headrace topic set` and `delete`, as somebody types them.
+
+Caught: commands that do something else than they say, figures that differ from those of the log,
+warnings that do not come. Not caught: how it looks to the eye.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import headrace as hr
+from headrace.log.embedded.log import EmbeddedLog
+from tests.cli.conftest import Headrace
+from tests.log.kit import Machine, machine_log
+
+
+@pytest.fixture
+def log(folder: str) -> EmbeddedLog:
+    """A log in which group g has read 6 of 10 rows of t, and h nothing of them."""
+    log = hr.connect(folder)
+    log.create_topic("t", "n bigint", partitions=2)
+    log.append("t", [{"n": n} for n in range(6)], partition=0)
+    with log.consumer("t", "g", follow=False) as consumer:
+        next(consumer)
+        consumer.commit()
+    log.append("t", [{"n": n} for n in range(6, 10)], partition=1)
+    with log.transaction() as transaction:
+        transaction.commit_offsets("h", {"t": {0: 0}})
+    return log
+
+
+def test_ls_and_show_say_how_far_behind(headrace: Headrace, log: EmbeddedLog) -> None:
+    """R-A12."""
+    found = {one["group"]: one for one in headrace("group", "ls", "--json").json}
+    assert {name: one["lag"]["events"] for name, one in found.items()} == {"g": 4, "h": 6}
+    assert found["h"]["lag"]["unknown"] == 1
+    assert found["g"]["warning"] is None
+    out = headrace("group", "ls").out
+    assert "behind" in out.splitlines()[0]
+    assert "6 + ?" in out
+    shown = headrace("group", "show", "g", "--json").json
+    assert [one["events"] for one in shown["partitions"]] == [0, 4]
+    assert shown["partitions"][0]["fall"] == "nothing to read"
+    assert shown["members"] == []
+    text = headrace("group", "show", "h").out
+    assert "never" in text
+    assert "no members" in text
+
+
+def test_members_are_shown_while_they_live(headrace: Headrace, log: EmbeddedLog) -> None:
+    with log.consumer("t", "g"):
+        (member,) = headrace("group", "show", "g", "--json").json["members"]
+        assert (member["alive"], member["partitions"]) == (True, {"t": [0, 1]})
+        assert "t 0, 1" in headrace("group", "show", "g").out
+        refused = headrace("group", "reset", "g", "--to", "earliest", "--json")
+        assert (refused.code, refused.error["code"]) == (1, "HR-GROUP-004")
+        assert headrace("group", "reset", "g", "--to", "earliest", "--force").code == 0
+    assert log.offsets("g") == {"t": {0: 0, 1: 0}}
+
+
+def test_a_group_that_will_lose_rows_is_marked(headrace: Headrace, folder: str) -> None:
+    """R-A12: the alert fires, for a stopped group on a quiet topic."""
+    machine = Machine()
+    machine.clock_us = 10**15
+    with machine_log(folder, machine, background=False) as log:
+        log.create_topic("t", "n bigint")
+        log.set_topic("t", retention_seconds=1e9)
+        log.append("t", [{"n": 1}])
+        log.consumer("t", "g").close()
+    (one,) = headrace("group", "ls", "--json").json
+    left = one["lag"]["falls_off_seconds"]
+    assert one["warning"] is None
+    assert 0 < left < 1e9
+    (warned,) = headrace("group", "ls", "--json", "--warn", str(left + 10)).json
+    assert warned["warning"].startswith("loses events in")
+    assert "! loses events in" in headrace("group", "ls", "--warn", str(left + 10)).out
+    assert "warning: loses" in headrace("group", "show", "g", "--warn", str(left + 10)).err
+
+
+def test_reset_shows_a_preview_and_does_it(headrace: Headrace, log: EmbeddedLog) -> None:
+    """R-A13."""
+    preview = headrace("group", "reset", "g", "--to", "earliest", "--dry-run", "--json").json
+    assert preview[0] == {"topic": "t", "partition": 0, "from": 6, "to": 0, "events": 6}
+    assert log.offsets("g")["t"][0] == 6
+    done = headrace("group", "reset", "g", "--to", "earliest", "--dry-run")
+    assert "6 again" in done.out
+    assert "nothing was moved" in done.err
+    headrace("group", "reset", "g", "--to", "2", "--topic", "t", "--partition", "0")
+    assert log.offsets("g")["t"] == {0: 2, 1: 0}
+    assert "4 not read" in headrace("group", "reset", "g", "--to", "latest").out
+    assert log.offsets("g")["t"] == {0: 6, 1: 4}
+    headrace("group", "reset", "g", "--to", "2001-01-01")
+    assert log.offsets("g")["t"] == {0: 0, 1: 0}
+    headrace("group", "reset", "g", "--to", f"position:{log.position}")
+    assert log.offsets("g")["t"] == {0: 6, 1: 4}
+
+
+def test_copy_and_delete(headrace: Headrace, log: EmbeddedLog) -> None:
+    assert headrace("group", "copy", "g", "again", "--to", "earliest").code == 0
+    assert log.offsets("again") == {"t": {0: 0, 1: 0}}
+    assert headrace("group", "copy", "g", "again", "--json").error["code"] == "HR-GROUP-005"
+    assert headrace("group", "delete", "again", stdin="n\n").code != 0
+    assert "again" in log.groups()
+    assert headrace("group", "delete", "again", "--json").code == 2
+    assert headrace("group", "delete", "again", "--yes", "--json").json == {"group": "again"}
+    assert log.groups() == ["g", "h"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("show", "gg"), "did you mean 'g'?"),
+        (("reset", "g", "--to", "yesterday"), "is not a place"),
+        (("reset", "g"), "--to"),
+        (("reset", "g", "--to", "earliest", "--topic", "x"), "there is no topic 'x'"),
+        (("reset", "g", "--to", "earliest", "--partition", "7"), "no partition 7"),
+    ],
+)
+def test_mistakes_are_explained(
+    headrace: Headrace, log: EmbeddedLog, arguments: tuple[str, ...], said: str
+) -> None:
+    done = headrace("group", *arguments)
+    assert done.code != 0
+    assert said in done.err
+
+
+def test_without_groups(headrace: Headrace, folder: str) -> None:
+    with hr.connect(folder):
+        pass
+    done = headrace("group", "ls")
+    assert (done.out, "there are no groups yet" in done.err) == ("", True)
+    assert headrace("group", "ls", "--json").json == []
+
+
+# --- topic set, delete ----------------------------------------------------------------------------
+
+
+def test_settings_of_a_topic_are_changed_and_shown(headrace: Headrace, log: EmbeddedLog) -> None:
+    done = headrace("topic", "set", "t", "retention_seconds=3600", "flow=drop", "flow_rows=10")
+    assert "rows stay: for 1 h 0 min" in done.err
+    policy = log.topic("t").policy
+    assert (policy.retention_seconds, policy.flow, policy.flow_rows) == (3600, "drop", 10)
+    shown = headrace("topic", "show", "t", "--json").json
+    assert shown["settings"]["retention_seconds"] == 3600
+    log.append("t", [{"n": n} for n in range(9)])
+    text = headrace("topic", "show", "t").out
+    assert "drop: what finds the slowest group 10 rows behind" in text
+    assert f"{log.dropped('t')} rows found no room" in text
+    assert headrace("topic", "show", "t", "--json").json["dropped"] == log.dropped("t") > 0
+    made = headrace("topic", "set", "t", "retention_seconds=none", "compact=true", "--json").json
+    assert (made["retention_seconds"], made["compact"]) == (None, True)
+    assert headrace("topic", "set", "t").json == made
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [("retention=5", "has no setting"), ("flow=fast", "no value"), ("flow", "NAME=VALUE")],
+)
+def test_settings_that_cannot_be(
+    headrace: Headrace, log: EmbeddedLog, setting: str, said: str
+) -> None:
+    done = headrace("topic", "set", "t", setting)
+    assert done.code != 0
+    assert said in done.err
+
+
+def test_a_topic_is_deleted_when_asked_twice(headrace: Headrace, log: EmbeddedLog) -> None:
+    assert headrace("topic", "delete", "t", stdin="n\n").code != 0
+    assert headrace("topic", "delete", "t", "--json").code == 2
+    assert [topic.name for topic in log.topics()] == ["t"]
+    done = headrace("topic", "delete", "t", stdin="y\n")
+    assert "10 rows" in done.err
+    assert log.topics() == []
+    assert headrace("topic", "delete", "t", "--yes", "--json").error["code"] == "HR-LOG-010"
