@@ -29,8 +29,8 @@ import xxhash
 
 import headrace as hr
 from benchmarks.kit import PAIRS, Bench, arguments, progress
+from headrace.model.hashing import hash64
 from headrace.tables.collection import Collection
-from headrace.tables.hashing import hash64
 from headrace.tables.packs import Packs
 from headrace.tables.runs import state_batch, state_schema
 

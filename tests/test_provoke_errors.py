@@ -46,6 +46,7 @@ from tests.derived.provocations import PROVOCATIONS as OF_FOLLOWERS
 from tests.log.kit import Child, Machine, flip, machine_log
 from tests.log.provocations import PROVOCATIONS as OF_GROUPS
 from tests.pipelines.provocations import PROVOCATIONS as OF_VIEWS
+from tests.queries.provocations import PROVOCATIONS as OF_QUERIES
 from tests.runtime.provocations import PROVOCATIONS as OF_PROJECTS
 from tests.serving.provocations import PROVOCATIONS as OF_SERVING
 
@@ -369,6 +370,22 @@ def bad_offset(bench: Bench) -> None:
     bench.log().read("t", start={0: 99})
 
 
+@provokes("HR-LOG-031")
+def rows_that_are_gone(bench: Bench) -> None:
+    log = bench.log()
+    log.append("t", [{"a": 1}])
+    log.set_topic("t", retention_seconds=0)
+    log.keeper().turn(close=True)
+    list(log.read("t", 0))
+
+
+@provokes("HR-LOG-032")
+def two_keepers(bench: Bench) -> None:
+    log, first = bench.log(), bench.log().keeper()
+    assert first.take()
+    log.keeper().turn()
+
+
 @provokes("HR-LOG-024")
 def piece_invalid(bench: Bench) -> None:
     log = bench.log()
@@ -649,6 +666,36 @@ def a_token_from_the_future(bench: Bench) -> None:
     hr.rows(bench.log(), "t", after=4711, timeout=0.01)
 
 
+# --- backups --------------------------------------------------------------------------------------
+
+
+@provokes("HR-BACKUP-001")
+def a_folder_without_a_manifest(bench: Bench) -> None:
+    os.makedirs(bench.folder)
+    hr.restore(bench.folder, f"{bench.folder}.restored")
+
+
+@provokes("HR-BACKUP-002")
+def a_backup_with_a_bad_byte(bench: Bench) -> None:
+    made = bench.log().backup(f"{bench.folder}.backup")
+    newest = next(file for file in made.files if file.path.startswith("journal/"))
+    flip(f"{made.folder}/{newest.stored}", 100)
+    hr.restore(made.folder, f"{bench.folder}.restored")
+
+
+@provokes("HR-BACKUP-003")
+def a_backup_of_another_log(bench: Bench) -> None:
+    with hr.connect(f"{bench.folder}.other") as other:
+        other.backup(f"{bench.folder}.backup")
+    bench.log().backup(f"{bench.folder}.backup")
+
+
+@provokes("HR-BACKUP-004")
+def a_restore_over_a_log(bench: Bench) -> None:
+    bench.log().backup(f"{bench.folder}.backup")
+    hr.restore(f"{bench.folder}.backup", bench.folder)
+
+
 # --- the HTTP interface ---------------------------------------------------------------------------
 
 
@@ -661,6 +708,20 @@ def of_serving(code: str) -> Provocation:
 
 for serving_code in OF_SERVING:
     provokes(serving_code)(of_serving(serving_code))
+
+
+# --- queries --------------------------------------------------------------------------------------
+
+
+def of_queries(code: str) -> Provocation:
+    def by_query(bench: Bench) -> None:
+        OF_QUERIES[code](bench.folder, bench.patch)
+
+    return by_query
+
+
+for query_code in OF_QUERIES:
+    provokes(query_code)(of_queries(query_code))
 
 
 # --- the walk -------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from headrace.settings import LogSettings
 
 if TYPE_CHECKING:
     from headrace.derived.targets import SQLite, Table
+    from headrace.log.embedded.backup import restore
     from headrace.log.embedded.log import EmbeddedLog
     from headrace.log.producer import Producer
     from headrace.log.transaction import Transaction
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from headrace.model.records import Batch, Piece, Receipt
     from headrace.model.topic import Topic
     from headrace.pipelines.pipeline import Pipeline
+    from headrace.queries.query import Query, sql
     from headrace.runtime.tokens import rows
     from headrace.sources.debezium import debezium
     from headrace.sources.postgres.capture import Capture
@@ -45,10 +47,13 @@ _LAZY = {
     "Transaction": "headrace.log.transaction",
     "Writer": "headrace.log.writer",
     "Pipeline": "headrace.pipelines.pipeline",
+    "Query": "headrace.queries.query",
     "SQLite": "headrace.derived.targets",
     "Table": "headrace.derived.targets",
     "debezium": "headrace.sources.debezium",
+    "restore": "headrace.log.embedded.backup",
     "rows": "headrace.runtime.tokens",
+    "sql": "headrace.queries.query",
 }
 
 
@@ -107,6 +112,7 @@ __all__ = [
     "Piece",
     "Pipeline",
     "Producer",
+    "Query",
     "Receipt",
     "SQLite",
     "Table",
@@ -118,5 +124,7 @@ __all__ = [
     "connect",
     "debezium",
     "errors",
+    "restore",
     "rows",
+    "sql",
 ]

@@ -419,6 +419,27 @@ class BadPosition(UsageError):
     fix = "start at a position within the two, or at 'earliest' or 'latest'"
 
 
+class OffsetsGone(UsageError):
+    """Rows that come next for a reader are no longer held."""
+
+    code = "HR-LOG-031"
+    title = "rows that come next are no longer held"
+    why = "the retention of the topic let them go before they were read here"
+    fix = (
+        "start at 'earliest', which is the first row that is held; to keep more, raise the"
+        " retention (`headrace topic set`), give the topic an archive, or take a hold"
+    )
+
+
+class NotKeeper(UsageError):
+    """Another process keeps the log."""
+
+    code = "HR-LOG-032"
+    title = "another process is the keeper of the log"
+    why = "one process at a time seals, compacts and deletes files"
+    fix = "nothing need be done: it does its work; or stop it, and try again"
+
+
 class PieceInvalid(UsageError):
     """A staged piece cannot be published."""
 
@@ -492,18 +513,6 @@ class BadSetting(UsageError):
     title = "a setting is unknown or has a value it cannot have"
     why = "settings are checked when they are given, so that a misspelt one is not ignored"
     fix = "correct the name or the value named here"
-
-
-class OffsetsGone(UsageError):
-    """The offsets wanted are not held any more."""
-
-    code = "HR-LOG-031"
-    title = "the offsets are gone"
-    why = (
-        "retention removed rows before they were read; which ones is said exactly, and nothing "
-        "is skipped in silence"
-    )
-    fix = "start at the first offset that is held, or give the topic a longer retention"
 
 
 # --- groups ---------------------------------------------------------------------------------------
@@ -1282,3 +1291,99 @@ class UnknownAside(UsageError):
     title = "there is no such row set aside"
     why = "it was applied or dropped meanwhile, or the name is another one"
     fix = "see 'headrace aside ls'"
+
+
+# --- queries --------------------------------------------------------------------------------------
+
+
+class NoDuckDB(UsageError):
+    """SQL needs DuckDB, and it is not installed."""
+
+    code = "HR-SQL-001"
+    title = "DuckDB is not installed"
+    why = "queries in SQL are answered by DuckDB; the base install does without it"
+    fix = "pip install 'headrace[sql]'"
+
+
+class BadQuery(UsageError):
+    """A query was not understood, or failed on the way."""
+
+    code = "HR-SQL-002"
+    title = "the query is not understood, or fails"
+    why = "the text is not SQL as DuckDB understands it, or a value does not allow what is asked"
+    fix = "correct the query at the place that is shown"
+
+
+class UnknownTable(UsageError):
+    """A query names a table that is not there."""
+
+    code = "HR-SQL-003"
+    title = "there is no such table"
+    why = (
+        "every topic is a table by its name, and by the end of its name where only one is meant; "
+        'names with dashes need quotes: "my-topic"'
+    )
+    fix = "see 'headrace topic ls'"
+
+
+class QueryRefused(UsageError):
+    """A query would do something else than read the log."""
+
+    code = "HR-SQL-004"
+    title = "a query can only read the log"
+    why = "files, the network, settings and other tables are out of reach, whoever wrote the query"
+    fix = "ask with SELECT; change topics with 'headrace topic', write files with --output"
+
+
+class QueryTooLarge(TransientError):
+    """A query needs more memory than it may have."""
+
+    code = "HR-SQL-005"
+    title = "the query needs more memory than it may have"
+    why = "what DuckDB must hold at once does not fit, also with the rest in temporary files"
+    fix = "give it more: --memory 4GB; or ask for less: fewer columns, groups or distinct values"
+
+
+# --- backups --------------------------------------------------------------------------------------
+
+
+class NotABackup(UsageError):
+    """There is no backup in the folder, or its making was broken off."""
+
+    code = "HR-BACKUP-001"
+    title = "the folder holds no whole backup"
+    why = (
+        "the manifest, backup.json, is written last: a folder without it is something else, or a "
+        "backup whose making was broken off"
+    )
+    fix = "name the folder that 'headrace log backup' wrote to, or make the backup again"
+
+
+class BackupDamaged(DamageError):
+    """A file of a backup is not what its manifest says."""
+
+    code = "HR-BACKUP-002"
+    title = "the backup is damaged"
+    why = "a file is missing, or its bytes have changed since the backup was made"
+    fix = "take another backup; one that is made again into this folder replaces the file"
+
+
+class BackupElsewhere(UsageError):
+    """The folder for a backup holds something else."""
+
+    code = "HR-BACKUP-003"
+    title = "the folder for the backup holds something else"
+    why = (
+        "a backup brings only an older backup of the same log up to date; a restored log goes on "
+        "as a history of its own, and needs a folder of its own"
+    )
+    fix = "name another folder, or an empty one"
+
+
+class FolderNotEmpty(UsageError):
+    """A log is restored into an empty folder only."""
+
+    code = "HR-BACKUP-004"
+    title = "the folder to restore to is not empty"
+    why = "nothing that is there is ever overwritten"
+    fix = "name a folder that is empty or not there; move an old log away first"

@@ -137,6 +137,8 @@ class KeptTable:
     generation: int
     view: bool
     """A view of the follower's pipeline: as of the position of a cut, not of its `through`."""
+    opaque: bool = False
+    """Of a topic of keys and values without columns: a value that is null takes its key away."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -151,14 +153,23 @@ class KeptTable:
         """As a target keeps it beside the cut."""
         columns = Schema(1, self.generation, self.columns).to_json()["columns"]
         own = {"name": self.name, "topic": self.topic, "key": list(self.key), "view": self.view}
-        return {**own, "generation": self.generation, "columns": columns}
+        more = {"opaque": True} if self.opaque else {}
+        return {**own, "generation": self.generation, "columns": columns, **more}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> KeptTable:
         """The inverse."""
         columns = Schema.from_json({"version": 1, **data}).columns
         key = tuple(data["key"])
-        return cls(data["name"], data["topic"], columns, key, data["generation"], data["view"])
+        return cls(
+            data["name"],
+            data["topic"],
+            columns,
+            key,
+            data["generation"],
+            data["view"],
+            data.get("opaque", False),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +180,7 @@ class Mark:
     cut: Cut | None
     """None: nothing is loaded yet."""
     log: str
-    """The identity of the log that the cut is of; empty if there is no cut."""
+    """The history (`EmbeddedLog.history`) that the cut is of; empty if there is no cut."""
     tables: tuple[KeptTable, ...]
     """As the target has them."""
 

@@ -20,6 +20,8 @@ class LogSettings:
     journal_bytes_first: int = 1 << 20
     """The first journal file; each next one is four times larger, up to `journal_bytes_max`."""
     journal_bytes_max: int = 64 << 20
+    journal_budget_bytes: int = 1 << 30
+    """Where nobody keeps the log, appends seal closed journal files above this."""
     journal_entries_max: int = 50_000
     """Entries in one journal file: what the next opener must fold is never more."""
     inline_bytes_max: int = 4 << 20
@@ -48,6 +50,7 @@ class LogSettings:
         for name in (
             "journal_bytes_first",
             "journal_bytes_max",
+            "journal_budget_bytes",
             "journal_entries_max",
             "inline_bytes_max",
             "append_bytes_max",

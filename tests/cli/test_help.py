@@ -20,6 +20,9 @@ COMMANDS = [
     ("table", "scan"),
     ("log", "check"),
     ("log", "stats"),
+    ("log", "backup"),
+    ("log", "restore"),
+    ("sql",),
     ("demo",),
     *((name,) for name in ("init", "run", "restart", "status", "doctor", "plan")),
 ]

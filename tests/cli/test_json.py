@@ -28,7 +28,7 @@ def topic_of(schema: str | pa.Schema, value: str = "columns") -> Topic:
 
 def written(topic: Topic, batch: pa.RecordBatch) -> list[Line]:
     stream = io.BytesIO()
-    NdjsonWriter(topic, stream).write(batch, 1)
+    NdjsonWriter(stream, raw_json=topic.value == "json").write(batch, 1)
     lines = stream.getvalue().split(b"\n")[:-1]
     return [Line(number, data) for number, data in enumerate(lines, start=1)]
 

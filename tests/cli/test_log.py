@@ -116,3 +116,17 @@ def test_an_empty_log(headrace: Headrace, folder: str, command: str) -> None:
     hr.connect(folder).close()
     assert headrace("log", command).code == 0
     assert headrace("log", command, "--json").json["position"] == 0
+
+
+def test_a_backup_is_made_and_restored(clicks: Headrace, tmp_path: Path) -> None:
+    clicks("topic", "append", "clicks", stdin='{"user": 1, "url": "/"}')
+    backup, restored = str(tmp_path / "backup"), str(tmp_path / "restored")
+    made = clicks("log", "backup", backup, "--json").json
+    assert made["position"] == 2
+    assert made["written"] == made["bytes"] > 0
+    assert "position 2" in clicks("log", "backup", backup).out
+    assert clicks("log", "restore", backup, restored, "--json").json["position"] == 2
+    assert clicks("topic", "read", "clicks", "--log", restored).rows[0]["url"] == "/"
+    assert clicks("log", "check", "--log", restored).code == 0
+    again = clicks("log", "restore", backup, restored, "--json")
+    assert (again.code, again.error["code"]) == (1, "HR-BACKUP-004")

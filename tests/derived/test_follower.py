@@ -119,6 +119,36 @@ def test_of_an_events_topic_the_last_row_counts(log: EmbeddedLog) -> None:
     assert {r["k"]: r["v"] * r["_weight"] for r in made} == {1: 2, 2: -2, 3: 4}
 
 
+def test_a_value_that_is_null_takes_its_key_out_of_the_target(
+    log: EmbeddedLog, tmp_path: Path
+) -> None:
+    """As it takes it out of the log's table (R-A14)."""
+    log.create_topic("t", "text")
+    everything = Kept("shop", "lite", {"t": "t"}, frozenset(), hr.SQLite(str(tmp_path / "t.db")))
+    for rows in ([("a", "1"), ("b", "1")], [("a", None), ("c", None)], [("c", "2")]):
+        log.append("t", rows)
+        with Follower(log, everything) as follower:
+            follower.run("caught up")
+        checked(log, everything)
+
+
+def test_what_a_follower_has_not_read_yet_is_held(log: EmbeddedLog, tmp_path: Path) -> None:
+    """If anything may go of its topics; else nothing is said."""
+    log.create_topic("t", "k bigint, v bigint", key="k", kind="changes")
+    everything = Kept("shop", "lite", {"t": "t"}, frozenset(), hr.SQLite(str(tmp_path / "t.db")))
+    for compact in (False, True):
+        log.set_topic("t", compact=compact)
+        log.append("t", [{"k": 1, "v": 1}])
+        at = log.position
+        with Follower(log, everything) as follower:
+            follower.run("caught up")
+        held = log.holds().get("follower/shop/lite")
+        assert (held is not None) == compact
+    assert held is not None
+    assert held["position"] >= at
+    assert held["topics"] == ["t"]
+
+
 def test_only_commits_that_name_all_views_are_cuts() -> None:
     commits = [(5, 3, ["a", "b"]), (7, 6, ["a"]), (9, 6, ["b", "a", "c"])]
     assert cuts.cuts_of(commits, frozenset("ab")) == [Cut(3, 5), Cut(6, 9)]

@@ -7,6 +7,7 @@ offsets and the values. It stands here to show that the page is enough.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import struct
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from xxhash import xxh3_64_intdigest as checksum_of
 
 HEADER = struct.Struct("<8s16s6QBBHIQII24xQ")
@@ -49,12 +51,18 @@ class Log:
         self.counters: dict[str, int] = {}
         self.offsets: dict[str, dict[str, dict[str, int]]] = {}
         self.values: dict[str, Any] = {}
-        self.position = previous = 0
+        self.sealed: dict[str, Any] = {}
+        self.sealed_through = self.position = 0
         self._parts: list[tuple[Any, ...]] = []
         newest = max(int(path.stem) for path in (folder / "journal").glob("*.log"))
         data = self._file(newest)
         first = self.record(data, newest, 0)
         assert first, "damage: the newest file has no checkpoint"
+        numbers = [*(closed["number"] for closed in first[1]["files"]), newest]
+        oldest = self.record(self._file(numbers[0]), numbers[0], 0)
+        assert oldest, f"damage: file {numbers[0]} has no checkpoint"
+        previous = oldest[0].previous  # what lies before it is sealed, or gone
+        self._take(oldest[0], oldest[1]["control"])
         for closed in first[1]["files"]:
             number, stop = closed["number"], closed["end"]
             end, previous = self._walk(self._file(number)[:stop], number, previous)
@@ -121,6 +129,11 @@ class Log:
                 committed.pop(topic["name"], None)
             self.topics[topic["id"]] = topic
         self.values |= control.get("values", {})
+        sealed = control.get("sealed", {})
+        self.sealed_through = max(self.sealed_through, sealed.get("through", 0))
+        for name in sealed.get("drop", ()):
+            self.sealed.pop(name, None)
+        self.sealed |= {file["name"]: file for file in sealed.get("add", ())}
         for group, topics in control.get("offsets", {}).items():
             if topics is None:
                 self.offsets.pop(group, None)
@@ -129,9 +142,14 @@ class Log:
 
     def read(self, topic: str) -> Iterator[tuple[Any, ...]]:
         """(position, partition, offset, sent, received, headers, transaction, row) of each row."""
+        (found,) = (one for one in self.topics.values() if one["name"] == topic)
+        files = [file for file in self.sealed.values() if file["topic"] == found["id"]]
+        for file in sorted(files, key=lambda file: (file["first"], file["through"], file["name"])):
+            written = found["schemas"][file["schema"] - 1]
+            for batch, flags, told, runs in self._groups(file):
+                yield from _rows(batch, flags, told, runs, written, found["schemas"])
         for header, section, runs, rows in self._parts:
-            found = self.topics[section.topic]
-            if found["name"] != topic:
+            if section.topic != found["id"] or header.position <= self.sealed_through:
                 continue
             written = found["schemas"][section.schema - 1]
             fields = [_field(column) for column in _live(written)]
@@ -140,13 +158,43 @@ class Log:
             if section.flags & 2:
                 fields.append(pa.field("_transaction", pa.uint32(), nullable=False))
             batch = pa.ipc.read_record_batch(pa.py_buffer(rows), pa.schema(fields))
-            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            headers = columns.get("_headers", pa.nulls(section.rows)).to_pylist()
-            transactions = columns.get("_transaction", pa.array([0] * section.rows)).to_pylist()
-            places = [(p, base + i) for p, count, base in runs for i in range(count)]
-            shown = _upgraded(batch, written, found["schemas"])
-            for place, *rest in zip(places, headers, transactions, shown, strict=True):
-                yield (header.position, *place, section.sent, header.received, *rest)
+            told = [(header.position, section.sent, header.received)] * section.rows
+            yield from _rows(batch, section.flags, told, runs, written, found["schemas"])
+
+    def _groups(self, file: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+        """The row groups of a sealed file, with where each of their rows stood."""
+        data = (Path(file["archive"] or self.folder / "sealed") / file["name"]).read_bytes()
+        footer = data[len(data) - 8 - int.from_bytes(data[-8:-4], "little") :]
+        assert checksum_of(footer) == file["checksum"], f"damage: {file['name']}"
+        parquet = pq.ParquetFile(pa.BufferReader(data))
+        texts = parquet.metadata.metadata
+        head, packed = json.loads(texts[b"headrace"]), base64.b64decode(texts[b"headrace.spans"])
+        size = int.from_bytes(packed[:8], "little")
+        raw = pa.Codec("zstd").decompress(packed[8:], size, asbytes=True)
+        count = int.from_bytes(raw[:8], "little")
+        spans = struct.iter_unpack("<QqqII", raw[8 : 8 + 32 * count])
+        runs = struct.iter_unpack("<IIQ", raw[8 + 32 * count :])
+        for group, (at, length, checksum, number) in enumerate(head["groups"]):
+            assert checksum_of(data[at : at + length]) == checksum, f"damage: {file['name']}, {at}"
+            own = [next(spans) for _ in range(number)]
+            told = [span[:3] for span in own for _ in range(span[3])]
+            placed = [next(runs) for span in own for _ in range(span[4])]
+            batch = parquet.read_row_group(group).combine_chunks().to_batches()[0]
+            yield batch, head["flags"], told, placed
+
+
+def _rows(
+    batch: pa.RecordBatch, flags: int, told: Any, runs: Any, written: Any, schemas: Any
+) -> Iterator[tuple[Any, ...]]:
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    headers = columns["_headers"].to_pylist() if flags & 1 else [None] * len(batch)
+    transactions = columns["_transaction"].to_pylist() if flags & 2 else [0] * len(batch)
+    places = [(p, base + i) for p, count, base in runs for i in range(count)]
+    shown = _upgraded(batch, written, schemas)
+    for (position, sent, received), place, *rest in zip(
+        told, places, headers, transactions, shown, strict=True
+    ):
+        yield (position, *place, sent, received, *rest)
 
 
 def _live(schema: dict[str, Any]) -> list[dict[str, Any]]:

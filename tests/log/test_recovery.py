@@ -188,6 +188,25 @@ def test_the_next_opener_syncs_for_a_dead_writer(folder: str) -> None:
 # --- a failed sync --------------------------------------------------------------------------------
 
 
+def test_a_counter_moved_by_an_entry_that_was_carried_over_stays_moved(folder: str) -> None:
+    """Carried to a new file after a failed sync, then a roll, then a boot: the run must have it."""
+    machine = Machine()
+    log = machine_log(folder, machine, background=False)
+    log.create_topic("t", "a bigint")
+    log.append("t", [{"a": 0}])
+    machine.fails = lambda call, path: OSError(errno.EIO, "") if call == "fdatasync" else None
+    with pytest.raises(errors.Unknown):
+        log.append("t", [{"a": 1}], expect={"c": 0})
+    machine.fails = lambda call, path: None
+    with machine_log(folder, machine, background=False) as other:
+        assert other.counter("c") == 1
+        other.journal.close_file()
+    log.close()
+    shutil.rmtree(f"{folder}/live")
+    with hr.connect(folder) as again:
+        assert again.counter("c") == 1
+
+
 def test_a_poisoned_log_heals_when_it_is_opened(folder: str) -> None:
     """After a failed sync the next opener keeps all positions, and the log goes on. R-A4"""
     machine = Machine()

@@ -177,7 +177,6 @@ def killing(folder: Path, times: int) -> Callable[[Any], Any]:
 def test_a_task_whose_worker_is_killed_runs_again(
     tmp_path: Path, spark: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert spark.sparkContext.master.endswith(",4]"), "tasks must be allowed to fail"
     marks = tmp_path / "marks"
     marks.mkdir()
     monkeypatch.setattr(module, "run_part", killing(marks, 2))

@@ -431,3 +431,19 @@ def test_rows_of_an_input_that_comes_later_are_counted_from_its_start(log: Any, 
         log.append("orders", [order(4, 1, 1, "paid")])
         runner.run("caught up")
     assert status_of(log, "shop").behind(log) == 0
+
+
+def test_views_whose_state_is_gone_are_built_anew(log: Any, spark: Any, tmp_path: Path) -> None:
+    """As in a log that was restored from a backup, which has no state of views."""
+    fill(log)
+    pipeline = shop(revenue=(revenue, {"key": "country"}))
+    pipeline.run(log, until="caught up")
+    log.backup(tmp_path / "backup")
+    hr.restore(tmp_path / "backup", tmp_path / "restored")
+    with hr.connect(tmp_path / "restored") as restored:
+        restored.append("orders", [order(2, 2, 5, "open", -1), order(2, 2, 5, "paid")])
+        again = shop(revenue=(revenue, {"key": "country"}))
+        again.run(restored, until="caught up")
+        assert values(rows(again, "revenue")) == [("at", 10.0, 1), ("ch", 5.0, 1)]
+        said = [batch.data.column("_weight").to_pylist() for batch in restored.read("shop.revenue")]
+        assert said == [[1], [1]], "what was right is not said again"

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from headrace.model.hashing import hash64, order64
 from headrace.tables import levels
 from headrace.tables.collection import Collection
-from headrace.tables.hashing import hash64, order64
 from headrace.tables.runs import consolidate, identity, state_batch, state_schema
 
 Row = tuple[int, str | None]

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.model.hashing import hash64
 from headrace.tables import levels
 from headrace.tables.collection import Collection
-from headrace.tables.hashing import hash64
 from headrace.tables.packs import Packs, Ref
 from headrace.tables.runs import consolidate, consolidate_runs, state_batch
 from tests.tables.kit import (

@@ -21,9 +21,9 @@ import pytest
 import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.model.hashing import order64
 from headrace.settings import LogSettings
 from headrace.tables import keyed, levels, upkeep
-from headrace.tables.hashing import order64
 from headrace.testing.disk import SimulatedMachine
 
 Oracle = dict[Any, list[tuple[int, str | None]]]

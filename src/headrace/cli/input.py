@@ -5,6 +5,10 @@ nothing is lost: decimals from numbers (by their digits, not through a double) o
 base64, times from ISO 8601, intervals from `P1DT2H3.5S`, floats also from "NaN" and "Infinity",
 maps from objects or arrays of pairs. Nothing else is converted: "1" is not a number.
 
+CSV has text only, so its fields are first read as what stands for a value of their column in JSON
+(what `cli.output` writes): digits are a number, `true` is true, JSON text is a list. An empty field
+is null, `""` the empty text. The first record is the head; a record may go over several lines.
+
 A line that cannot be a row becomes a `BadLine`, with its number and its reason, and the others go
 on. Where a row stood (`_position`, `_offset`, ...; what `--with-position` prints) is not kept,
 since the log gives it a new place, and is reported; `_headers` is kept.
@@ -26,7 +30,15 @@ from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
-from headrace.errors import BadInputLine, BadRows, BadUsage, HeadraceError, MissingKey, WrongType
+from headrace.errors import (
+    BadInputLine,
+    BadRows,
+    BadUsage,
+    HeadraceError,
+    MissingKey,
+    WrongType,
+    nearest,
+)
 from headrace.model.ddl import TIMESTAMP, TIMESTAMP_NTZ, ddl_type
 from headrace.model.rows import Intake, opaque_rows
 from headrace.model.topic import Topic
@@ -93,16 +105,23 @@ class Taken:
 
 
 def lines_of(
-    stream: IO[bytes], *, lines_max: int, blank: bool, line_bytes_max: int = LINE_BYTES_MAX
+    stream: IO[bytes],
+    *,
+    lines_max: int,
+    blank: bool,
+    line_bytes_max: int = LINE_BYTES_MAX,
+    records: bool = False,
 ) -> Iterator[list[Line]]:
     """Give the lines in groups: of `lines_max`, or what there is when no more waits to be read.
 
     So a file goes in large groups, and a pipe that trickles is not kept waiting. `blank`: whether
-    a line of white space only counts as one (its number counts in any case).
+    a line of white space only counts as one (its number counts in any case). `records`: of CSV,
+    where a line goes on while a quote is open; its number is that of its first line.
     """
     group: list[Line] = []
     size = 0
-    for line in _split(stream, line_bytes_max):
+    lines = _split(stream, line_bytes_max)
+    for line in _records(lines, line_bytes_max) if records else lines:
         if line is None:
             if group and not _more_waits(stream):
                 yield group
@@ -145,6 +164,87 @@ def _split(stream: IO[bytes], line_bytes_max: int) -> Iterator[Line | None]:
         yield line()
 
 
+def _records(lines: Iterator[Line | None], line_bytes_max: int) -> Iterator[Line | None]:
+    """Lines joined to records of CSV: as long as the quotes do not come in pairs."""
+    held: list[bytes] = []
+    first = size = 0
+    is_open = False
+    for line in lines:
+        if line is None:
+            if not held:
+                yield None
+            continue
+        first = first if held else line.number
+        is_open ^= bool(line.data.count(b'"') % 2)
+        if size <= line_bytes_max:
+            held.append(line.data)
+            size += len(line.data)
+        if not is_open:
+            data = b"\n".join(held)
+            yield Line(first, data[:line_bytes_max].removesuffix(b"\r"), cut=size > line_bytes_max)
+            held, size = [], 0
+    if held:
+        yield Line(first, b"\n".join(held)[:line_bytes_max], cut=size > line_bytes_max)
+
+
+def csv_lines(
+    stream: IO[bytes], topic: Topic, lines_max: int
+) -> tuple[list[str], Iterator[list[Line]]]:
+    """The names in the head of a CSV file, and its records."""
+    groups = lines_of(stream, lines_max=lines_max, blank=True, records=True)
+    group = next(groups, None)
+    if group is None:
+        raise BadUsage("the input is empty, and CSV begins with a head", fix="give it a head")
+    head = [name or "" for name in csv_fields(_text(group[0]))]
+    known = [*topic.schema.arrow.names, *PLACE, HEADERS]
+    for at, name in enumerate(head):
+        if name not in known or name in head[:at]:
+            what = "comes twice" if name in known else f"is no column of topic '{topic.name}'"
+            near = "" if name in known else nearest(name, known)
+            fix = near or f"begin with a head, e.g. {','.join(topic.schema.arrow.names)}"
+            raise BadUsage(f"'{name[:60]}' in the head of the CSV file {what}", fix=fix)
+
+    def rest() -> Iterator[list[Line]]:
+        found: list[Line] | None = group[1:]
+        while found is not None:
+            # Nothing is a row only where it can be one: null, in a file of one column.
+            lines = [line for line in found if line.data or len(head) == 1]
+            if lines:
+                yield lines
+            found = next(groups, None)
+
+    return head, rest()
+
+
+_FIELD = re.compile(r'"([^"]*(?:""[^"]*)*)"(?=,|\Z)|([^",]*)(?=,|\Z)')
+
+
+def csv_fields(text: str) -> list[str | None]:
+    """The fields of a record; None for one that is empty without quotes."""
+    if '"' not in text:
+        return [field or None for field in text.split(",")]
+    found: list[str | None] = []
+    at = 0
+    while True:
+        match = _FIELD.match(text, at)
+        if match is None:
+            raise BadInputLine(f"not CSV at character {at + 1}: a quote within or left open")
+        quoted, plain = match.groups()
+        found.append((plain or None) if quoted is None else quoted.replace('""', '"'))
+        if match.end() == len(text):
+            return found
+        at = match.end() + 1
+
+
+def _text(line: Line) -> str:
+    """A line as text."""
+    data = line.data.removeprefix(b"\xef\xbb\xbf") if line.number == 1 else line.data
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise BadInputLine(f"not UTF-8 at byte {error.start}") from None
+
+
 def _more_waits(stream: IO[bytes]) -> bool:
     try:
         return bool(select.select([stream.fileno()], [], [], 0)[0])
@@ -158,9 +258,10 @@ def _more_waits(stream: IO[bytes]) -> bool:
 class LineIntake:
     """Takes lines in for one topic, as it is now."""
 
-    def __init__(self, topic: Topic, form: str = "ndjson") -> None:
-        """Prepare the conversions; `form` is `ndjson` or `lines`."""
+    def __init__(self, topic: Topic, form: str = "ndjson", head: Sequence[str] = ()) -> None:
+        """Prepare the conversions; `form` is `ndjson`, `lines`, or `csv` with its `head`."""
         self.topic = topic
+        self.head = head
         self._lines = form == "lines"
         if self._lines and topic.value == "columns":
             raise BadUsage(
@@ -178,6 +279,8 @@ class LineIntake:
             parse_constant=_refuse_constant,
             parse_float=Decimal if exact else None,
         ).decode
+        kinds = {f.name: f.type for f in schema}
+        self._fields = [(name, self._field(name, kinds.get(name))) for name in head]
 
     def __call__(self, lines: Sequence[Line]) -> Taken:
         """Take lines in: a batch of all that are rows, and the others with their reasons."""
@@ -213,18 +316,8 @@ class LineIntake:
             raise BadInputLine(f"the line is longer than {LINE_BYTES_MAX >> 20} MiB")
         if self._lines:
             return self._bare(line.data), None, False
-        data = line.data
-        if line.number == 1:
-            data = data.removeprefix(b"\xef\xbb\xbf")
-        try:
-            text = data.decode()
-            value = self._decode(text)
-        except UnicodeDecodeError as error:
-            raise BadInputLine(f"not UTF-8 at byte {error.start}") from None
-        except json.JSONDecodeError as error:
-            raise BadInputLine(f"not JSON at character {error.pos + 1}: {error.msg}") from None
-        except (ValueError, RecursionError) as error:
-            raise BadInputLine(f"not JSON: {error}") from None
+        text = _text(line)
+        value = self._record(text) if self.head else self._json(text)
         if not isinstance(value, dict):
             raise BadInputLine(f"{_shown(value)} is not an object with the topic's columns")
         headers = _headers(value.pop(HEADERS)) if HEADERS in value else None
@@ -234,7 +327,7 @@ class LineIntake:
                 value.pop(name, None)
         if self.topic.value == "json":
             self._known(value)
-            raw = raw_members(text).get("value")
+            raw = value.get("value") if self.head else raw_members(text).get("value")
             return (value.get("key"), None if raw is None else raw.encode()), headers, moved
         for name, convert in self._converts:
             found = value.get(name)
@@ -244,6 +337,33 @@ class LineIntake:
             self._known(value)
             return (value.get("key"), value.get("value")), headers, moved
         return value, headers, moved
+
+    def _json(self, text: str) -> Any:
+        try:
+            return self._decode(text)
+        except json.JSONDecodeError as error:
+            raise BadInputLine(f"not JSON at character {error.pos + 1}: {error.msg}") from None
+        except (ValueError, RecursionError) as error:
+            raise BadInputLine(f"not JSON: {error}") from None
+
+    def _record(self, text: str) -> dict[str, Any]:
+        """A record of CSV as what JSON would say."""
+        fields = csv_fields(text)
+        if len(fields) != len(self.head):
+            count = f"{len(fields)} field{'s' if len(fields) > 1 else ''}"
+            raise BadInputLine(f"{count}, and the head has {len(self.head)}")
+        return {
+            name: None if field is None or meaning is None else _converted(meaning, field, name)
+            for (name, meaning), field in zip(self._fields, fields, strict=True)
+        }
+
+    def _field(self, name: str, kind: pa.DataType | None) -> Convert | None:
+        """What a field means in JSON; None: nothing, it is a place."""
+        if name == HEADERS or (kind is not None and _types.is_nested(kind)):
+            return self._json
+        if kind is None:
+            return None
+        return next((mean for belongs, mean in _MEANINGS if belongs(kind)), str)
 
     def _known(self, row: Mapping[str, Any]) -> None:
         for name in row:
@@ -503,7 +623,26 @@ def _to_float(value: Any) -> Any:
     return value
 
 
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
+def _spelled(pattern: str, mean: Convert, what: str) -> Convert:
+    """What text means that is spelled so."""
+    found = re.compile(pattern, re.ASCII)
+
+    def meaning(text: str) -> Any:
+        if not found.fullmatch(text):
+            raise _No(f"{_shown(text)} is not {what}")
+        return mean(text)
+
+    return meaning
+
+
+_DIGITS = r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?"
+_MEANINGS: tuple[tuple[Callable[[pa.DataType], bool], Convert], ...] = (
+    (_types.is_boolean, _spelled("true|false", "true".__eq__, "true or false")),
+    (_types.is_integer, _spelled(r"[+-]?\d{1,40}", int, "a whole number")),
+    (_types.is_floating, _spelled(f"{_DIGITS}|NaN|-?Infinity", float, "a number")),
+)
+
+_NUMBER = re.compile(_DIGITS, re.ASCII)
 
 
 def _to_decimal(value: Any) -> Any:

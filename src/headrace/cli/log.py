@@ -1,4 +1,4 @@
-"""``headrace log``: check a log, and see what is in it."""
+"""``headrace log``: check a log, see what is in it, make a backup and restore it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def log() -> None:
-    """Check a log and see what is in it."""
+    """Check a log, see what is in it, make a backup and restore it."""
 
 
 @log.command(cls=Command, example="headrace log check --log ./data")
@@ -74,6 +74,53 @@ def check(ctx: click.Context, path: str, as_json: bool) -> None:
         ctx.exit(1)
 
 
+@log.command(cls=Command, example="headrace log seal --log ./data")
+@log_option
+@json_option
+def seal(path: str, as_json: bool) -> None:
+    """Seal the whole journal now, let go what the topics' settings let go, delete what is left.
+
+    A log that somebody keeps (`headrace run`, `headrace log keep`) is sealed by itself.
+    """
+    _turn(path, as_json, compact=False)
+
+
+@log.command(cls=Command, example="headrace log compact --log ./data")
+@log_option
+@json_option
+def compact(path: str, as_json: bool) -> None:
+    """Seal, and compact every topic that has `compact` set, also where it saves little."""
+    _turn(path, as_json, compact=True)
+
+
+def _turn(path: str, as_json: bool, *, compact: bool) -> None:
+    with open_log(path, create=False) as found:
+        keeper = found.keeper()
+        try:
+            done = keeper.turn(close=True, compact=compact).to_json()
+        finally:
+            keeper.release()
+    if as_json:
+        click.echo(json.dumps(done))
+        return
+    for what, names in done.items():
+        if names:
+            click.echo(f"{what}: {counted(len(names), 'topic' if what == 'compacted' else 'file')}")
+    if not any(done.values()):
+        click.echo("nothing to do")
+
+
+@log.command(cls=Command, example="headrace log keep --log ./data")
+@log_option
+def keep(path: str) -> None:
+    """Be the keeper of a log until Ctrl-C: seal, let go, compact and delete in the background."""
+    import threading
+
+    with open_log(path, create=False) as found, found.keeper() as keeper:
+        talk("keeping the log; Ctrl-C ends it" if keeper.take() else "waiting for the keeper to go")
+        threading.Event().wait()
+
+
 def _progress(done: int, total: int, seconds: float) -> str:
     rate = done / seconds
     share = f"{100 * done // total} %" if total else ""
@@ -90,12 +137,14 @@ def _reported(report: Report, path: str, seconds: float) -> Iterator[str]:
     ]
     if report.pieces:
         parts.append(counted(report.pieces, "staged piece"))
+    if report.sealed:
+        parts.append(counted(report.sealed, "sealed file"))
     yield f"checked {path}: {', '.join(parts)}, in {lasting(seconds)}"
     if report.torn:
         yield f"torn tail at {report.torn}: the end of an append that was never acknowledged"
     if report.orphans:
-        orphans = counted(len(report.orphans), "piece")
-        yield f"{orphans} staged and not published, such as {report.orphans[0]}"
+        orphans = counted(len(report.orphans), "file")
+        yield f"{orphans} that no entry names, such as {report.orphans[0]}"
     if report.ok:
         right = "checksums, chain, offsets, counters and times are right"
         yield f"sound: {right} through position {report.position}"
@@ -138,6 +187,43 @@ def stats(path: str, as_json: bool) -> None:
     click.echo(aligned(list(_said(facts)), indent="  "))
 
 
+@log.command(cls=Command, example="headrace log backup ../backup-of-data")
+@click.argument("to")
+@log_option
+@json_option
+def backup(to: str, path: str, as_json: bool) -> None:
+    """Copy the log to folder TO, as it is at one position, while others write.
+
+    A folder that holds an older backup of this log is brought up to date. Indexes of tables and the
+    state of views are left out: they are built again.
+    """
+    with open_log(path) as found:
+        made = found.backup(to)
+    if as_json:
+        facts = {"log": made.log, "history": made.history, "position": made.position}
+        sizes = {"files": len(made.files), "bytes": made.size, "written": made.written}
+        click.echo(json.dumps({"folder": made.folder, **facts, **sizes}))
+        return
+    files, size, new = counted(len(made.files), "file"), sized(made.size), sized(made.written)
+    click.echo(f"{to}: position {made.position}, {files}, {size}, of which {new} are new")
+
+
+@log.command(cls=Command, example="headrace log restore ../backup-of-data ./restored")
+@click.argument("source", metavar="FROM")
+@click.argument("to")
+@json_option
+def restore(source: str, to: str, as_json: bool) -> None:
+    """Make a log of the backup in folder FROM, in folder TO, which must be empty or not there."""
+    from headrace.log.embedded.backup import restore as restored
+
+    made = restored(source, to)
+    if as_json:
+        click.echo(json.dumps({"folder": to, "log": made.log, "position": made.position}))
+        return
+    click.echo(f"{to}: a log at position {made.position}")
+    talk("captures and followers that have gone further will say so: see docs/backup.md")
+
+
 def _facts(found: EmbeddedLog) -> dict[str, Any]:
     from headrace.log.embedded import live
     from headrace.log.embedded.format import place_of
@@ -158,7 +244,13 @@ def _facts(found: EmbeddedLog) -> dict[str, Any]:
         "folder": found.path,
         "state": state,
         "position": found.position,
-        "since": found.since,
+        "since": max((found.since_of(topic.name) for topic in topics), default=0),
+        "sealed": {
+            "files": len(journal.control.sealed.files),
+            "bytes": sum(file.bytes for file in journal.control.sealed.files.values()),
+            "through": journal.control.sealed.through,
+        },
+        "holds": found.holds(),
         "topics": len(topics),
         "partitions": sum(topic.partitions for topic in topics),
         "rows": sum(sum(found.ends(topic.name)) for topic in topics),
@@ -208,6 +300,14 @@ def _said(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "journal", f"{counted(journal['files'], 'file')}, {used} used of {whole}"
     if pieces["files"]:
         yield "pieces", f"{counted(pieces['files'], 'file')}, {sized(pieces['bytes'])}"
+    sealed = facts["sealed"]
+    if sealed["files"]:
+        what = f"{counted(sealed['files'], 'file')}, {sized(sealed['bytes'])}"
+        yield "sealed", f"{what}, all rows through position {sealed['through']:,}"
+    for name, hold in facts["holds"].items():
+        topics = "all topics" if hold["topics"] is None else ", ".join(hold["topics"])
+        until = time_of(hold["until"]).strftime("%Y-%m-%d %H:%M:%S UTC")
+        yield "hold", f"{name}: position {hold['position']:,} of {topics}, until {until}"
     yield "on disk", f"{sized(facts['bytes'])} in all"
     synced = "everything written is synced"
     if facts["synced"] != facts["end"]:
@@ -233,7 +333,7 @@ def _locks(path: str) -> list[dict[str, Any]]:
     """Who holds a lock of the log right now, as the kernel knows it; no lock is taken for it."""
     held = _held_inodes()
     found = []
-    for name in ("append", "sync"):
+    for name in ("append", "sync", "keeper"):
         try:
             inode = os.stat(os.path.join(path, "locks", name)).st_ino
         except FileNotFoundError:

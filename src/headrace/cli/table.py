@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from headrace.cli.formats import chosen, destination, format_options
 from headrace.cli.options import (
     Command,
     Group,
@@ -16,7 +16,6 @@ from headrace.cli.options import (
     listed,
     log_option,
     open_log,
-    stdout,
     talk,
 )
 from headrace.errors import BadUsage
@@ -56,12 +55,7 @@ def reading_options(command: Decorated) -> Decorated:
             help="With --at: how long to wait, by default for ever; with --after, by default 5 s.",
         ),
         click.option("--columns", metavar="A,B", help="Only these columns; by default all."),
-        click.option(
-            "--format",
-            "form",
-            type=click.Choice(["ndjson", "arrow", "table"]),
-            help="A JSON object a line (default), an Arrow IPC stream, or a table for the eye.",
-        ),
+        format_options(),
     )
     for option in reversed(options):
         command = option(command)
@@ -82,6 +76,7 @@ def get(
     timeout: float | None,
     columns: str | None,
     form: str | None,
+    output: str | None,
     path: str,
     as_json: bool,
 ) -> None:
@@ -90,7 +85,10 @@ def get(
     A KEY is a value (7, paid, 2024-01-31); a JSON array for a key of several columns
     ('["a", 7]'); or a JSON object ('{"id": null}'). Keys that are not there are named on stderr.
     """
-    with open_log(path) as log:
+    from headrace.cli.output import row_writer, write_all
+
+    form = chosen(form, output, as_json=as_json)
+    with open_log(path) as log, destination(output) as stream:
         topic = log.topic(name)
         at = _at(log, name, at, after, timeout)
         found = log.table(name).get(
@@ -98,7 +96,8 @@ def get(
         )
         index = found.column("_index").to_pylist()
         rows = found.drop_columns(["_index"])
-        _write(log, topic, _format(form, as_json), rows.schema, rows.to_batches())
+        writer = row_writer(form, topic, rows.schema, stream)
+        write_all(writer, rows.to_batches(), log.position)
         for missing in sorted(set(range(len(keys))) - set(index)):
             talk(f"there is no row with key {keys[missing]}")
 
@@ -119,15 +118,20 @@ def scan(
     timeout: float | None,
     columns: str | None,
     form: str | None,
+    output: str | None,
     path: str,
     as_json: bool,
 ) -> None:
     """Print the rows of topic NAME in the order of their keys."""
-    with open_log(path) as log:
+    from headrace.cli.output import row_writer, write_all
+
+    form = chosen(form, output, as_json=as_json)
+    with open_log(path) as log, destination(output) as stream:
         at = _at(log, name, at, after, timeout)
         reader = log.table(name).scan(at=at, columns=listed(columns) or None, timeout=timeout)
         batches = reader if limit is None else _limited(reader, limit)
-        _write(log, log.topic(name), _format(form, as_json), reader.schema, batches)
+        writer = row_writer(form, log.topic(name), reader.schema, stream)
+        write_all(writer, batches, log.position)
 
 
 def _at(
@@ -141,17 +145,6 @@ def _at(
     if at is not None:
         raise BadUsage("--at and --after exclude each other", fix="give one of them")
     return wait_topic(log, name, after, TIMEOUT_SECONDS if timeout is None else timeout)
-
-
-def _format(form: str | None, as_json: bool) -> str:
-    if as_json and form not in (None, "ndjson"):
-        raise BadUsage(f"--json and --format {form} exclude each other", fix="give one of them")
-    if form == "arrow" and sys.stdout.isatty():
-        raise BadUsage(
-            "an Arrow stream is not for a terminal",
-            fix="send it to a file or a pipe, or use --format table",
-        )
-    return form or "ndjson"
 
 
 def _keys(topic: Topic, texts: Sequence[str]) -> Any:
@@ -202,18 +195,3 @@ def _limited(batches: Iterable[pa.RecordBatch], limit: int) -> Iterable[pa.Recor
             return
         yield batch.slice(0, limit)
         limit -= batch.num_rows
-
-
-def _write(
-    log: EmbeddedLog,
-    topic: Topic,
-    form: str,
-    schema: pa.Schema,
-    batches: Iterable[pa.RecordBatch],
-) -> None:
-    from headrace.cli.output import row_writer
-
-    writer = row_writer(form, topic, schema, stdout())
-    for batch in batches:
-        writer.write(batch, log.position)
-    writer.close()

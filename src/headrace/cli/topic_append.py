@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["ndjson", "arrow", "lines"]),
+    type=click.Choice(["ndjson", "csv", "arrow", "lines"]),
     default="ndjson",
-    help="What comes in: a JSON object a line (default), an Arrow IPC stream, or bare lines, for "
-    "topics of text, json or bytes.",
+    help="What comes in: a JSON object a line (default), CSV with a head, an Arrow IPC stream, or "
+    "bare lines, for topics of text, json or bytes.",
 )
 @click.option("--file", "source", metavar="FILE", help="Read FILE; by default, standard input.")
 @click.option(
@@ -140,7 +140,7 @@ class _Appending:
 
     def run(self, form: str, stream: IO[bytes], lines_max: int) -> None:
         """Append everything the stream gives."""
-        from headrace.cli.input import ArrowIntake, LineIntake, arrow_batches, lines_of
+        from headrace.cli.input import ArrowIntake, LineIntake, arrow_batches, csv_lines, lines_of
 
         if form == "arrow":
             self.unit = "row"
@@ -154,14 +154,19 @@ class _Appending:
                 self._append(take_rows)
                 self.read += batch.num_rows
             return
-        intake = LineIntake(self.log.topic(self.name), form)
-        for lines in lines_of(stream, lines_max=lines_max, blank=form == "lines"):
+        head: list[str] = []
+        if form == "csv":
+            head, groups = csv_lines(stream, self.log.topic(self.name), lines_max)
+        else:
+            groups = lines_of(stream, lines_max=lines_max, blank=form == "lines")
+        intake = LineIntake(self.log.topic(self.name), form, head)
+        for lines in groups:
 
             def take(upto: int | None = None, lines: Any = lines) -> Taken:
                 nonlocal intake
                 topic = self.log.topic(self.name)
                 if topic is not intake.topic:
-                    intake = LineIntake(topic, form)
+                    intake = LineIntake(topic, form, head)
                 return intake([line for line in lines if upto is None or line.number < upto])
 
             self._append(take)

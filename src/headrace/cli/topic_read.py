@@ -12,11 +12,12 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from headrace.cli.options import Command, json_option, listed, log_option, open_log, stdout, talk
+from headrace.cli.formats import chosen, destination, format_options
+from headrace.cli.options import Command, json_option, listed, log_option, open_log, talk
 from headrace.errors import BadPosition, BadUsage, WaitTimeout
 
 if TYPE_CHECKING:
@@ -41,13 +42,7 @@ def output_options(command: Decorated) -> Decorated:
         click.option(
             "--partition", metavar="N", type=int, help="Only this partition; by default all."
         ),
-        click.option(
-            "--format",
-            "form",
-            type=click.Choice(["ndjson", "arrow", "table", "lines"]),
-            help="A JSON object a line (default), an Arrow IPC stream, a table for the eye, or "
-            "bare lines, for topics of text, json or bytes.",
-        ),
+        format_options(lines=True),
         click.option(
             "--with-position",
             "places",
@@ -98,6 +93,7 @@ def read(
     columns: str | None,
     partition: int | None,
     form: str | None,
+    output: str | None,
     places: bool,
     path: str,
     as_json: bool,
@@ -105,8 +101,9 @@ def read(
     """Read the rows of topic NAME, in the order of their entries."""
     if start is not None and after is not None:
         raise BadUsage("--start and --after exclude each other", fix="give one of them")
-    with open_log(path) as log:
-        out = _Output(log, name, columns, partition, _format(form, as_json), places=places)
+    form = chosen(form, output, as_json=as_json)
+    with open_log(path) as log, destination(output) as stream:
+        out = _Output(log, name, columns, partition, form, stream, places=places)
         if through is not None and through > log.position:
             talk(f"waiting for position {through}; the log is at {log.position}")
         batches = log.read(
@@ -151,13 +148,15 @@ def tail(
     columns: str | None,
     partition: int | None,
     form: str | None,
+    output: str | None,
     places: bool,
     path: str,
     as_json: bool,
 ) -> None:
     """Print the last rows of topic NAME, then each new row as it comes, until Ctrl-C."""
-    with open_log(path) as log:
-        out = _Output(log, name, columns, partition, _format(form, as_json), places=places)
+    form = chosen(form, output, as_json=as_json)
+    with open_log(path) as log, destination(output) as stream:
+        out = _Output(log, name, columns, partition, form, stream, places=places)
         with out, _until_interrupted():
             position = log.position
             out.write(_last(log, out, count, position))
@@ -172,17 +171,6 @@ def tail(
                 out.write(out.parts(news))
 
 
-def _format(form: str | None, as_json: bool) -> str:
-    if as_json and form not in (None, "ndjson"):
-        raise BadUsage(f"--json and --format {form} exclude each other", fix="give one of them")
-    if form == "arrow" and sys.stdout.isatty():
-        raise BadUsage(
-            "an Arrow stream is not for a terminal",
-            fix="send it to a file or a pipe, or use --format table",
-        )
-    return form or "ndjson"
-
-
 class _Output:
     """The options of a reading, checked, and the writer of its rows."""
 
@@ -193,6 +181,7 @@ class _Output:
         columns: str | None,
         partition: int | None,
         form: str,
+        stream: IO[bytes],
         *,
         places: bool,
     ) -> None:
@@ -210,7 +199,7 @@ class _Output:
         self.partitions = None if partition is None else [partition]
         self.rows = 0
         self._ends = log.ends(name)
-        self._form = form
+        self._form, self._stream = form, stream
         self._places = places
         self._writer: RowWriter | None = None
 
@@ -262,12 +251,13 @@ class _Output:
 
     def _write_to(self, schema: pa.Schema) -> RowWriter:
         if self._writer is None:
-            from headrace.cli.output import PLACE_FIELDS, row_writer
+            from headrace.cli.output import row_writer
+            from headrace.model.records import PLACE_FIELDS
 
             if self._places and "_position" not in schema.names:
                 for field in PLACE_FIELDS:
                     schema = schema.append(field)
-            self._writer = row_writer(self._form, self.topic, schema, stdout())
+            self._writer = row_writer(self._form, self.topic, schema, self._stream)
         return self._writer
 
 

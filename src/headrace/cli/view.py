@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace.cli.formats import chosen, destination, format_options
 from headrace.cli.options import (
     Command,
     Group,
@@ -15,7 +16,6 @@ from headrace.cli.options import (
     json_option,
     log_option,
     open_log,
-    stdout,
     talk,
 )
 from headrace.errors import UnknownTopic, nearest
@@ -129,12 +129,7 @@ def show(name: str, path: str, as_json: bool) -> None:
     show_default=True,
     help="With --after: how long to wait.",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["ndjson", "arrow", "table"]),
-    help="A JSON object a line (default), an Arrow IPC stream, or a table for the eye.",
-)
+@format_options()
 @log_option
 @json_option
 def read(
@@ -143,21 +138,28 @@ def read(
     after: str | None,
     timeout: float,
     form: str | None,
+    output: str | None,
     path: str,
     as_json: bool,
 ) -> None:
-    """Print the rows of view NAME."""
-    from headrace.cli.output import row_writer
+    """Print the rows of view NAME: in the order of its key, a few at a time, if it has one."""
+    from headrace.cli.output import row_writer, write_all
     from headrace.runtime.tokens import rows as rows_of
+    from headrace.runtime.tokens import wait_topic
 
-    del as_json  # a JSON object a line is the default
-    with open_log(path) as log:
+    form = chosen(form, output, as_json=as_json)
+    with open_log(path) as log, destination(output) as stream:
         topic = log.topic(one_of(log, name)["view"])
-        rows = rows_of(log, topic.name, after=after, timeout=timeout, at=at)
-        writer = row_writer(form or "ndjson", topic, rows.schema, stdout())
-        for batch in rows.to_batches():
-            writer.write(batch, log.position)
-        writer.close()
+        if after is not None and at is None:
+            at = wait_topic(log, topic.name, after, timeout)
+        if topic.key:
+            reader = log.table(topic.name).scan(at=at)
+            own = reader.schema.names[:-1]  # the last is `_position`
+            schema, rows = reader.schema.remove(len(own)), (batch.select(own) for batch in reader)
+        else:
+            whole = rows_of(log, topic.name, at=at)
+            schema, rows = whole.schema, iter(whole.to_batches())
+        write_all(row_writer(form, topic, schema, stream), rows, log.position)
 
 
 @view.command(

@@ -42,9 +42,10 @@ from headrace.derived.postgres_text import from_json
 from headrace.derived.rows import MANY, WEIGHT, current, kept_tables, loading, row_ids
 from headrace.derived.shape import to_load
 from headrace.interfaces import Changes, Cut, Kept, KeptTable, Mark, Refused, Target
+from headrace.log.embedded.holds import HOLD_SECONDS
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.writer import Writer
-from headrace.tables.hashing import hash64
+from headrace.model.hashing import hash64
 
 BACK_OFF = (0.1, 5.0)
 """Seconds before a target that is away is asked again: first, and at most."""
@@ -91,6 +92,7 @@ class Follower:
         self._writer: Writer | None = None
         self._target: Target | None = None
         self._mark = Mark(0, None, "", ())
+        self._held = -HOLD_SECONDS
         self._tables: list[KeptTable] = []
         self._missing: list[KeptTable] = []
         """Those that must be loaded."""
@@ -225,9 +227,9 @@ class Follower:
         target = self.kept.target.open(self.name)
         try:
             mark = target.mark()
-            own = self.log.journal.log_id.hex()
+            own = self.log.history
             newest = max(mark.cut.through, mark.cut.position) if mark.cut else 0
-            if (mark.log and mark.log != own) or newest > self.log.position:
+            if not self.log.knows(mark.log or own, newest):
                 raise errors.OtherLog(
                     f"the target of follower '{self.name}' is at {newest} of log {mark.log},"
                     f" this is log {own} at {self.log.position}",
@@ -235,6 +237,8 @@ class Follower:
                 )
             if self._writer is None:
                 self._writer = self._claimed()
+            while mark.log not in ("", own) and self._writer.epoch <= mark.epoch:
+                self._writer = self._claimed()  # the log that this one was restored from went on
             if mark.epoch != self._writer.epoch:
                 mark = target.mark(self._writer.epoch, own)
         except BaseException:
@@ -425,6 +429,10 @@ class Follower:
         self._mark = replace(self._mark, cut=cut, tables=tuple(tables.values()))
         self._pending = None
         self._written = time.monotonic()
+        if self._written - self._held > HOLD_SECONDS:  # so that what comes next is not compacted
+            self._held = self._written
+            topics = list(self.kept.topics.values())
+            self.log.hold_if_needed(f"follower/{self.name}", cut.through, topics)
 
     # -- rows set aside ---------------------------------------------------------------------
 

@@ -63,8 +63,8 @@ class PostgresTarget(Merging):
             )
             claimed = self._run(
                 "insert into {schema}._headrace as h (follower, epoch, log) values ($1, $2, $3) "
-                "on conflict (follower) do update set epoch = excluded.epoch "
-                "where h.epoch < excluded.epoch",
+                "on conflict (follower) do update set epoch = excluded.epoch, "
+                "log = coalesce(nullif(excluded.log, ''), h.log) where h.epoch < excluded.epoch",
                 *(self._follower, epoch, log),
             )
             mark = self._read_mark()

@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 
 from headrace.interfaces import Cut, Kept, KeptTable
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.model.hashing import hash64
 from headrace.model.schema import RESERVED
 from headrace.model.topic import Topic
-from headrace.tables.hashing import hash64
 from headrace.tables.keyed import what_is_left
 from headrace.tables.runs import Words, differs, sorted_order, take_rows
 
@@ -38,7 +38,8 @@ _SEEDS = (0x5EED_0001, 0x5EED_0002)
 def kept_table(topic: Topic, name: str, *, view: bool) -> KeptTable:
     """The table of a topic, in its newest schema version."""
     columns = tuple(one for one in topic.schema.live if one.name not in RESERVED)
-    return KeptTable(name, topic.name, columns, topic.key, topic.schema.generation, view)
+    opaque = topic.value != "columns"
+    return KeptTable(name, topic.name, columns, topic.key, topic.schema.generation, view, opaque)
 
 
 def kept_tables(log: EmbeddedLog, kept: Kept) -> list[KeptTable]:
@@ -78,9 +79,12 @@ def added_up(table: KeptTable, rows: pa.RecordBatch, positions: Numbers) -> pa.R
     order, starts = _groups(keys, newest, places)
     picked = order[starts]
     sign = np.ones(len(picked), np.int64)
-    if "_op" in has:
+    gone = np.zeros(rows.num_rows, bool)
+    if table.opaque:
+        gone = rows.column("value").is_null().to_numpy(zero_copy_only=False)
+    elif "_op" in has:
         gone = pc.equal(rows.column("_op"), "d").fill_null(False).to_numpy(zero_copy_only=False)
-        sign[gone[picked]] = -1
+    sign[gone[picked]] = -1
     return _weighted(take_rows(own, picked), sign)
 
 

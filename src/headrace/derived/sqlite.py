@@ -47,7 +47,7 @@ class SQLiteTarget:
             if epoch is not None:
                 if mark.epoch >= epoch:
                     raise errors.Fenced(f"the target has epoch {mark.epoch}", place=self.place)
-                mark = replace(mark, epoch=epoch, log=mark.log or log)
+                mark = replace(mark, epoch=epoch, log=log or mark.log)
                 self._keep(self._follower, mark)
             return mark
 

@@ -35,7 +35,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from headrace import errors
-from headrace.tables.hashing import hash64
+from headrace.model.hashing import hash64
 from headrace.tables.keyed import key_words
 from headrace.tables.runs import Words, bounds_of, find_rows, sorted_order, take_rows
 

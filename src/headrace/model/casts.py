@@ -4,7 +4,8 @@ Which types may become which is stated here, not left to Arrow, whose casts pars
 and take a bool for a number. Between the types allowed, each value must survive exactly: an
 ``int64`` may become a ``bigint`` always and an ``int`` where it fits; nanoseconds become
 microseconds where they are whole. A timestamp without zone becomes one in UTC (as a naive datetime
-does), never the other way round.
+does), never the other way round. An interval of days and nanoseconds, as DuckDB has it, becomes a
+duration (a day has 24 hours), and back; one with months does not.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ def cast(column: pa.Array, target: pa.DataType, *, floats_to_integers: bool = Fa
         return _cast_map(column, target)
     if types.is_struct(target) and types.is_struct(source):
         return _cast_struct(column, target)
+    if types.is_interval(source) and types.is_duration(target):
+        return _to_duration(column, target)
+    if types.is_duration(source) and types.is_interval(target):
+        return _to_interval(column)
     if not _allowed(source, target, floats_to_integers):
         raise _not_allowed(source, target)
     if types.is_decimal(target) and types.is_integer(source):
@@ -172,6 +177,37 @@ def _cast_double(column: pa.Array) -> pa.Array:
         fix = "round the column to float32 before appending, or use double"
         raise Refusal(fact, index=index, fix=fix)
     return narrow
+
+
+_INTERVAL = np.dtype([("months", "<i4"), ("days", "<i4"), ("nanoseconds", "<i8")])
+_DAY = 86_400_000_000
+
+
+def _to_duration(column: pa.Array, target: pa.DataType) -> pa.Array:
+    """Intervals as microseconds, where they have no months and fit."""
+    parts = np.frombuffer(column.buffers()[1], _INTERVAL)[column.offset :][: len(column)]
+    days, nanoseconds = parts["days"].astype(np.int64), parts["nanoseconds"]
+    total = days * _DAY + nanoseconds // 1000
+    exact = days * float(_DAY) + nanoseconds / 1000
+    bad = (parts["months"] != 0) | (nanoseconds % 1000 != 0) | (np.abs(exact - total) > 1e6)
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    if (bad & valid).any():
+        index = int(np.flatnonzero(bad & valid)[0])
+        why = "a month has no fixed length, and a duration has microseconds"
+        raise Refusal(f"{column[index]} does not fit {ddl_type(target)}", index=index, why=why)
+    return pa.array(total, pa.int64(), mask=~valid).cast(target)
+
+
+def _to_interval(column: pa.Array) -> pa.Array:
+    """Microseconds as days and the rest, so that none is out of the range of nanoseconds."""
+    total = column.cast(pa.duration("us")).cast(pa.int64()).fill_null(0).to_numpy()
+    parts = np.zeros(len(column), _INTERVAL)
+    parts["days"], parts["nanoseconds"] = total // _DAY, total % _DAY * 1000
+    valid = None
+    if column.null_count:
+        valid = pa.array(np.packbits(column.is_valid(), bitorder="little")).buffers()[1]
+    buffers = [valid, pa.py_buffer(parts.tobytes())]
+    return pa.Array.from_buffers(pa.month_day_nano_interval(), len(column), buffers)
 
 
 def _mask(column: pa.Array) -> pa.Array | None:

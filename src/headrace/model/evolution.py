@@ -296,6 +296,11 @@ class Upgrade:
         self._picked = [field.name for field in found] if pa.schema(found) == self.schema else None
         """The columns, if all of them are taken as they are."""
 
+    @property
+    def sources(self) -> frozenset[str]:
+        """The columns of old rows that are used."""
+        return frozenset(step.source for step in self._steps if step.source is not None)
+
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Read one batch; it has (at least) the columns that are used, as they were written."""
         if self._untouched and batch.schema.equals(self.schema):

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace import errors
+from headrace.model.sealed import Sealed
 from headrace.model.topic import Topic
 
 Offsets = npt.NDArray[np.uint64]
@@ -123,6 +124,7 @@ class ControlState:
     values: dict[str, Any] = field(default_factory=dict)
     by_id: dict[int, Topic] = field(default_factory=dict)
     """Those that were deleted too: their ids and places are not given again."""
+    sealed: Sealed = field(default_factory=Sealed)
 
     def apply(self, control: Mapping[str, Any]) -> None:
         """Fold the control part of one accepted entry."""
@@ -146,6 +148,8 @@ class ControlState:
                     (int(partition), offset) for partition, offset in offsets.items()
                 )
         self.values.update(control.get("values", {}))
+        if "sealed" in control:
+            self.sealed.apply(control["sealed"])
 
     def copy(self) -> ControlState:
         """A state that can be folded on without changing this one."""
@@ -153,7 +157,9 @@ class ControlState:
             group: {topic: dict(offsets) for topic, offsets in topics.items()}
             for group, topics in self.groups.items()
         }
-        return ControlState(dict(self.topics), groups, dict(self.values), dict(self.by_id))
+        return ControlState(
+            dict(self.topics), groups, dict(self.values), dict(self.by_id), self.sealed.copy()
+        )
 
     @property
     def slots(self) -> int:
@@ -166,12 +172,14 @@ class ControlState:
 
     def to_json(self) -> dict[str, Any]:
         """As one control record that rebuilds this state from nothing."""
+        sealed = self.sealed.to_json()
         return {
             "topics": [topic.to_json() for topic in self.by_id.values()],
             "offsets": self.groups,
             "values": self.values,
+            **({"sealed": sealed} if any(sealed.values()) else {}),
         }
 
 
-CONTROL_KEYS = frozenset(("topics", "offsets", "values"))
+CONTROL_KEYS = frozenset(("topics", "offsets", "values", "sealed"))
 """An entry with one of these changes the control state."""

@@ -58,6 +58,28 @@ class Policy:
                 raise errors.BadSetting(f"{value!r} is no value of '{name}'", place=place)
         return Policy(**{**asdict(self), **changes})
 
+    def check(self, kind: str, key: tuple[str, ...], place: str) -> None:
+        """Refuse what a topic of this kind cannot have."""
+        if self.compact and kind == "events" and not key:
+            raise errors.BadSetting(
+                "a topic without a key cannot be compacted",
+                place=place,
+                fix="make a topic with a key, or limit it by retention",
+            )
+        if self.flow == DROP and kind == "changes":
+            raise errors.BadSetting(
+                "changes cannot be dropped: the table would be wrong",
+                place=place,
+                fix="flow='backpressure' makes producers wait instead",
+            )
+        limited = self.retention_seconds is not None or self.retention_bytes is not None
+        if limited and kind == "changes" and self.archive is None:
+            raise errors.BadSetting(
+                "changes cannot go by their age: what is left would not add up to the table",
+                place=place,
+                fix="compact it (compact=True), or give it an archive to which old files go",
+            )
+
 
 DEFAULTS = Policy()
 

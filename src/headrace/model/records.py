@@ -19,6 +19,15 @@ TIME = pa.timestamp("us", tz="UTC")
 HEADERS = pa.map_(pa.string(), pa.binary())
 HEADERS_COLUMN = "_headers"
 TRANSACTION_COLUMN = "_transaction"
+PLACE_FIELDS = [
+    pa.field("_position", pa.int64(), nullable=False),
+    pa.field("_partition", pa.uint32(), nullable=False),
+    pa.field("_offset", pa.uint64(), nullable=False),
+    pa.field("_sent_time", TIME, nullable=False),
+    pa.field("_received_time", TIME, nullable=False),
+    pa.field(HEADERS_COLUMN, HEADERS),
+]
+"""Where a row stands and when it came, as columns after those of its topic."""
 _RUN = struct.Struct("<IIQ")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -112,7 +121,7 @@ class Batch:
     that are read): progress may be noted only at a batch that is `last`.
     """
 
-    __slots__ = ("_extra", "_spans", "data", "definition", "last", "position", "schema_version")
+    __slots__ = ("_extra", "data", "definition", "last", "position", "schema_version", "spans")
 
     def __init__(
         self,
@@ -131,7 +140,7 @@ class Batch:
         self.position = position
         self.last = last
         self.schema_version = schema_version
-        self._spans = spans
+        self.spans = spans
         self._extra = extra
 
     def __len__(self) -> int:
@@ -150,28 +159,28 @@ class Batch:
     @property
     def partition(self) -> pa.Array:
         """The partition of each row."""
-        runs = np.concatenate([span.runs for span in self._spans])
+        runs = np.concatenate([span.runs for span in self.spans])
         return pa.array(np.repeat(runs["partition"], runs["rows"]))
 
     @property
     def offset(self) -> pa.Array:
         """The offset of each row in its partition."""
-        return pa.array(np.concatenate([offsets_of(span.runs) for span in self._spans]))
+        return pa.array(np.concatenate([offsets_of(span.runs) for span in self.spans]))
 
     @property
     def positions(self) -> pa.Array:
         """The position of the entry that each row came in."""
-        return self._repeated([span.position for span in self._spans], pa.int64())
+        return self._repeated([span.position for span in self.spans], pa.int64())
 
     @property
     def sent_time(self) -> pa.Array:
         """When each row was sent, by its producer's clock."""
-        return self._repeated([span.sent for span in self._spans], TIME)
+        return self._repeated([span.sent for span in self.spans], TIME)
 
     @property
     def received_time(self) -> pa.Array:
         """When the log took each row, by the log's clock; never goes back."""
-        return self._repeated([span.received for span in self._spans], TIME)
+        return self._repeated([span.received for span in self.spans], TIME)
 
     @property
     def headers(self) -> pa.Array:
@@ -189,7 +198,7 @@ class Batch:
     def ends(self) -> dict[int, int]:
         """The offset behind the last row of each partition: what to commit after this batch."""
         found: dict[int, int] = {}
-        for span in self._spans:
+        for span in self.spans:
             runs = span.runs
             found.update(
                 zip(runs["partition"].tolist(), (runs["base"] + runs["rows"]).tolist(), strict=True)
@@ -201,7 +210,7 @@ class Batch:
         stop = min(start + rows, len(self))
         spans = []
         first = 0
-        for span in self._spans:
+        for span in self.spans:
             low, high = max(start - first, 0), min(stop - first, span.rows)
             first += span.rows
             if low < high:
@@ -217,13 +226,18 @@ class Batch:
             extra=extra,
         )
 
+    def place(self, name: str) -> pa.Array:
+        """One of `PLACE_FIELDS`, by its name."""
+        found: pa.Array = getattr(self, "positions" if name == "_position" else name[1:])
+        return found
+
     def to_pylist(self) -> list[dict[str, Any]]:
         """The rows as dicts."""
         result: list[dict[str, Any]] = self.data.to_pylist()
         return result
 
     def _repeated(self, values: list[int], kind: pa.DataType) -> pa.Array:
-        counts = [span.rows for span in self._spans]
+        counts = [span.rows for span in self.spans]
         return pa.array(np.repeat(np.array(values, np.int64), counts)).cast(kind)
 
 

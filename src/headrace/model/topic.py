@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace import errors
 from headrace.model.keys import key_tag
@@ -143,6 +146,18 @@ def _with_weight(schema: Schema) -> Schema:
         for number, field in enumerate(missing, schema.next_id)
     )
     return Schema(schema.version, schema.generation, schema.columns + added)
+
+
+def tombstones(topic: Topic, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    """Which rows of an `events` topic say that their key is gone."""
+    if topic.value != "columns":
+        gone = pc.is_null(rows.column("value"))
+    elif "_op" in rows.schema.names:
+        gone = pc.equal(rows.column("_op"), "d").fill_null(False)
+    else:
+        return np.zeros(rows.num_rows, bool)
+    found: npt.NDArray[np.bool_] = gone.to_numpy(zero_copy_only=False)
+    return found
 
 
 def same_definition(found: Topic, asked: Topic) -> bool:

@@ -157,7 +157,7 @@ def run_capture(project: Project, name: str, voice: Voice) -> None:
         away.set()
         voice.say(note=f"waiting: {_line(error)}")
 
-    with headrace.connect(project.log) as log:
+    with headrace.connect(project.log) as log, log.keeper():
         if asked.saved_state(log, name) is None:
             _check_source(of.name, of.dsn, of.tables)
         capture = headrace.capture(
@@ -225,7 +225,7 @@ def run_pipelines(project: Project, _: str, voice: Voice) -> None:
     from headrace.pipelines.spark import session
 
     pa.set_memory_pool(pa.system_memory_pool())
-    with headrace.connect(project.log) as log:
+    with headrace.connect(project.log) as log, log.keeper():
         voice.say(note="Spark starts")
         # What is imported later, while this process waits for the JVM.
         late = "headrace.pipelines.views.run"
@@ -538,6 +538,7 @@ def run_follower(project: Project, name: str, voice: Voice) -> None:
     threading.Thread(target=tell, daemon=True).start()
     with (
         headrace.connect(project.log) as log,
+        log.keeper(),
         Follower(
             log, spec.to_kept(), report=report, being_read=partial(being_read, log)
         ) as follower,

@@ -39,8 +39,8 @@ from headrace.derived.rows import MANY, WEIGHT, current, expected, row_ids
 from headrace.derived.verify import COPIES, MISSING, MULTISET, Comparison, Found, as_multiset
 from headrace.interfaces import Changes, Cut, Kept, KeptTable, Refused, Target
 from headrace.log.tail import last_rows
+from headrace.model.hashing import hash64
 from headrace.model.json_values import json_values
-from headrace.tables.hashing import hash64
 from headrace.tables.keyed import key_words
 from headrace.tables.runs import sorted_order, take_rows
 
@@ -310,7 +310,7 @@ def _tables(log: EmbeddedLog, kept: Kept, target: Target, only: str | None) -> I
         raise errors.CannotVerify(
             f"'{kept.follower}' has loaded nothing yet", place=kept.follower, fix="run the follower"
         )
-    if mark.log != log.journal.log_id.hex():
+    if not log.knows(mark.log, max(mark.cut.through, mark.cut.position)):
         raise errors.OtherLog(f"'{kept.follower}' follows another log", place=kept.follower)
     there = {one.name: one for one in mark.tables}
     names = [name for name in kept.topics if only in (None, name)]

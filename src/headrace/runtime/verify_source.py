@@ -31,6 +31,7 @@ import pyarrow as pa
 
 from headrace import errors
 from headrace.derived.verify import CHANGED, EXTRA, MISSING, Found, equal_rows
+from headrace.model.hashing import hash64
 from headrace.runtime.tokens import position_of
 from headrace.sources.postgres import catalog, settings
 from headrace.sources.postgres.capture import in_session
@@ -40,7 +41,6 @@ from headrace.sources.postgres.prepare import reached
 from headrace.sources.postgres.seen import among
 from headrace.sources.postgres.snapshot import CHUNK_ROWS, Chunk, Visible, Wanted, read_chunk
 from headrace.sources.postgres.state import LIVE, TableState, table_of
-from headrace.tables.hashing import hash64
 from headrace.tables.runs import take_rows
 
 if TYPE_CHECKING:

@@ -83,8 +83,8 @@ class Token:
 
 
 def log_mark(log: EmbeddedLog) -> str:
-    """Eight digits that tell one log from another."""
-    return log.journal.log_id[:4].hex()
+    """Eight digits that tell one log from another, and a restored one from what it was."""
+    return log.history[:8]
 
 
 class Feed:

@@ -100,7 +100,7 @@ class Site:
                 if one.name not in RESERVED
             },
             "rows": sum(self.log.ends(topic.name)),
-            "since": self.log.since,
+            "since": self.log.since_of(topic.name),
             "position": self.log.position,
         }
 
@@ -195,11 +195,12 @@ class Site:
             return tokens.wait_topic(self.log, name, after, 0.0)
         if at is None:
             return self.log.position
-        if at < self.log.since:
+        since = self.log.since_of(name)
+        if at < since:
             raise errors.BadPosition(
                 f"position {at} is no longer whole",
                 place=name,
-                why=f"the log holds positions {self.log.since} to {self.log.position}",
+                why=f"the topic is whole from position {since} to {self.log.position}",
             )
         self.log.wait(at, 0.0)
         return at

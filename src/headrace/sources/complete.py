@@ -32,7 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.tables.hashing import hash64
+from headrace.model.hashing import hash64
 from headrace.tables.runs import sorted_order
 
 Numbers = npt.NDArray[np.int64]

@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from headrace.tables.hashing import Words, bytes_of, fixed, hash64, is_bytes, order64, valid_of
+from headrace.model.hashing import Words, bytes_of, fixed, hash64, is_bytes, order64, valid_of
 from headrace.tables.runs import (
     WEIGHT,
     WORD,
@@ -144,15 +144,17 @@ def versions(
     changes: bool,
     seed: int,
     schema: pa.Schema,
+    tombstone: npt.NDArray[np.bool_] | None = None,
 ) -> pa.RecordBatch:
-    """Rows of a topic as rows of its table; `counted` rows of the reading came before these."""
+    """Rows of a topic as rows of its table; `counted` rows of the reading came before these.
+
+    `tombstone`: which of them say that their key is gone.
+    """
     words = key_words([rows.column(name) for name in key], seed)
     places = np.arange(counted, counted + rows.num_rows, dtype=np.uint64)
-    gone = np.zeros(rows.num_rows, bool)
+    gone = tombstone if tombstone is not None else np.zeros(rows.num_rows, bool)
     if changes:
         gone = rows.column("_weight").to_numpy() < 0
-    elif "_op" in rows.schema.names:
-        gone = pc.equal(rows.column("_op"), "d").fill_null(False).to_numpy(zero_copy_only=False)
     words += [~positions.astype(np.uint64), ~places]
     own = [pa.array(np.ones(rows.num_rows, np.int64)), pa.array(gone)]
     batch = pa.RecordBatch.from_arrays(

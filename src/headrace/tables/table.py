@@ -93,11 +93,12 @@ class Table:
         newest = self._log.position
         if at is None:
             return newest
-        if type(at) is not int or at < self._log.since:
+        since = self._log.since_of(self.name)
+        if type(at) is not int or at < since:
             raise errors.BadPosition(
                 f"table '{self.name}' cannot be read at {at!r}",
                 place=f"topic '{self.name}'",
-                why=f"it is whole from position {self._log.since} to {newest}",
+                why=f"it is whole from position {since} to {newest}",
             )
         return at if at <= newest else min(at, self._log.wait(at, timeout))
 

@@ -34,7 +34,7 @@ import xxhash
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.embedded.system import System, os_errors
-from headrace.model.topic import Topic
+from headrace.model.topic import Topic, tombstones
 from headrace.tables.collection import Collection
 from headrace.tables.keyed import GONE, not_taken_back, table_schema, versions
 from headrace.tables.packs import Attempt, Packs
@@ -90,6 +90,8 @@ class Index:
                 if state is not None and state.attempt is not None:
                     state.attempt.forget()
                 state = self._loaded(topic, text)
+            if 0 < state.through < self._log.since_of(self.name):
+                state = self._loaded(topic, b"")  # what came since may be gone: from the start
             while state.through < position:
                 state = self._extended(state)
             self._state = state
@@ -132,7 +134,8 @@ class Index:
         waiting: list[pa.RecordBatch] = []
         counted = rows = size = 0
         open_entry = 0  # the position of an entry that goes on, if it has brought rows so far
-        for batch in self._log.read(self.name, after=state.through, through=through):
+        reading = self._log.read(self.name, after=state.through, through=through, across_gaps=True)
+        for batch in reading:
             if batch.schema_version > topic.schema.version:
                 return self._loaded(self._log.topic(self.name), self.manifest())
             if topic.schemas[batch.schema_version - 1].generation != topic.schema.generation:
@@ -141,6 +144,7 @@ class Index:
             part = versions(
                 batch.data, topic.key, batch.positions.to_numpy(), counted,
                 changes=topic.kind == "changes", seed=self.seed, schema=state.collection.schema,
+                tombstone=None if topic.kind == "changes" else tombstones(topic, batch.data),
             )  # fmt: skip
             if batch.position == open_entry and pc.any(part.column(GONE)).as_py():
                 state, waiting = _taken_in(state, waiting), []

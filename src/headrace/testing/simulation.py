@@ -260,6 +260,11 @@ def _probe(run: Run, opening: Opening) -> None:
     process.kill()
     again = run.open()
     opening.final.append((len(machine.ops), content_of(again)))
+    if any(name.startswith(f"{FOLDER}/sealed/") for name in machine.names):  # somebody keeps it
+        keeper = again.keeper()
+        for _ in range(2):
+            keeper.turn(close=True)
+        opening.final.append((len(machine.ops), content_of(again)))
     _must_be_sound(machine.process(), "after all")
 
 

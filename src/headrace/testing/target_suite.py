@@ -90,6 +90,14 @@ def a_new_target_has_no_cut(open_target: Open) -> None:
     assert target.mark() == mark
 
 
+def the_last_claim_says_of_which_log_the_cut_is(open_target: Open) -> None:
+    """A log that was restored from a backup goes on with the target under a name of its own."""
+    target = started(open_target, change(ITEMS, [{"id": 1}]))
+    assert target.mark(2, "log2").log == "log2"
+    target.apply(2, Cut(6, 8), [], taken)
+    assert (target.mark().log, target.mark().cut) == ("log2", Cut(6, 8))
+
+
 def what_is_loaded_is_shown_by_swap(open_target: Open) -> None:
     """All at once, with the cut."""
     target = open_target("suite/main")
@@ -368,6 +376,7 @@ def columns_come_and_go(open_target: Open) -> None:
 
 CHECKS: list[Callable[[Open], None]] = [
     a_new_target_has_no_cut,
+    the_last_claim_says_of_which_log_the_cut_is,
     what_is_loaded_is_shown_by_swap,
     changes_come_with_their_cut,
     a_later_chunk_counts_over_an_earlier,

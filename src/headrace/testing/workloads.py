@@ -274,6 +274,62 @@ def killed_often(run: Run) -> None:
     run.follow(run.open(), "follower", TOPICS)
 
 
+def keeps(run: Run) -> None:
+    """A keeper seals and deletes between appends, large ones too; a follower reads behind it."""
+    log = run.open(inline_bytes_max=1500, chunk_bytes=4000)
+    run.make_topics(log)
+    through, keeper = 0, log.keeper()
+    for number in range(12):
+        run.append(log, {"orders": 3, "audit": 1}, pad=run.rng.choice((50, 900)))
+        if number % 3 == 1:
+            keeper.turn(close=run.rng.random() < 0.7)
+        if number % 4 == 3:
+            through = run.follow(log, "follower", TOPICS, through)
+        if number == 7:
+            keeper.release()
+            log.close()
+            log = run.open(inline_bytes_max=1500, chunk_bytes=4000)
+            keeper = log.keeper()
+    keeper.turn(close=True)
+    keeper.turn(close=True)
+    run.follow(log, "follower", TOPICS, through)
+    run.follow(log, "another", TOPICS)
+
+
+def kept_meanwhile(run: Run) -> None:
+    """A writer, a slow follower, and keepers of which one is killed, all at once."""
+    run.make_topics(run.open())
+    schedule = Schedule(run.machine, f"schedule/{run.rng.random()}")
+
+    def write(process: SimulatedProcess) -> None:
+        log = run.open(process, inline_bytes_max=2000, journal_bytes_max=16 << 10)
+        for number in range(10):
+            run.append(log, {"orders": 2} if number % 3 else {"audit": 1, "orders": 1}, pad=1500)
+        log.close()
+
+    def read(process: SimulatedProcess) -> int:
+        log = run.open(process)
+        return run.follow(log, "follower", TOPICS, follow=True, timeout=5.0)
+
+    def keep(process: SimulatedProcess) -> None:
+        keeper = run.open(process).keeper()
+        for number in range(4):
+            if keeper.take():
+                keeper.turn(close=number % 2 == 1)
+        keeper.release()
+
+    tasks = [schedule.spawn(one) for one in (write, read, keep, keep)]
+    schedule.kill(tasks[2], run.rng.randrange(1, 400))
+    schedule.run()
+    for task in tasks:
+        if task.error is not None:
+            raise task.error
+    last = max(attempt.position for attempt in run.history.attempts)
+    reached = tasks[1].result
+    if not isinstance(reached, int) or reached < last:
+        raise AssertionError(f"the follower ended at {reached}, and the log is at {last}")
+
+
 def two_processes(run: Run) -> None:
     """Two writers and a follower, switching at operations."""
     interleaved(run)
@@ -288,6 +344,7 @@ WORKLOADS: dict[str, Workload] = {
     work.__name__: work
     for work in (
         plain, rolls, large, weak, writers, topics, sync_fails, disk_full, killed_often, chased,
+        keeps, kept_meanwhile,
         two_processes,
         two_processes_killed,
     )

@@ -4,7 +4,8 @@ It does not use shared memory and takes no lock, so it can run beside writers (i
 there when it began) and on a log that does not open. Verified are: headers and meta against their
 checksums, the chain over all files, the rows of every section, in the journal and in pieces, the
 offsets (each partition numbered without gap or overlap), conditions against the counters,
-positions and times that go forward, checkpoints against what was folded up to them, counter runs.
+positions and times that go forward, checkpoints against what was folded up to them, counter runs;
+every row group of every sealed file, and that their offsets fit together.
 
 What lies behind the last record of the newest file is not damage unless some intact record says
 that it was synced; it is reported as `torn`, with its place, and does not count as a problem.
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace import errors
+from headrace.log.embedded import archive
 from headrace.log.embedded.checkpoint import Checkpoint, CounterRuns
 from headrace.log.embedded.files import JournalFiles
 from headrace.log.embedded.format import (
@@ -32,6 +34,7 @@ from headrace.log.embedded.format import (
 from headrace.log.embedded.live import digest_of
 from headrace.log.embedded.pieces import Pieces
 from headrace.log.embedded.recovery import read_format
+from headrace.log.embedded.sealed import SealedReader
 from headrace.log.embedded.system import System
 from headrace.log.embedded.witness import read_witness
 from headrace.model.fold import ControlState, verdict
@@ -47,12 +50,13 @@ class Report:
     rows: int = 0
     bytes: int = 0
     pieces: int = 0
+    sealed: int = 0
     position: int = 0
     problems: list[errors.LogDamaged] = field(default_factory=list)
     torn: str = ""
     """Where the newest file stops being a chain of whole records, if not in zeros."""
     orphans: list[str] = field(default_factory=list)
-    """Pieces that no entry names: staged and never published."""
+    """Pieces and sealed files that no entry names: nobody reads them."""
 
     @property
     def ok(self) -> bool:
@@ -69,6 +73,7 @@ class Report:
             "rows": self.rows,
             "bytes": self.bytes,
             "pieces": self.pieces,
+            "sealed": self.sealed,
             "position": self.position,
             "torn": self.torn,
             "orphans": self.orphans,
@@ -102,6 +107,8 @@ class _Check:
         self.report = Report(folder)
         self.control = ControlState()
         self.counters = _Counters()
+        self.counted = True
+        """Whether the counters are known: not behind files that were deleted."""
         self.ends: dict[int, int] = {}
         self.named: set[str] = set()
         self.position = self.received = 0
@@ -116,16 +123,72 @@ class _Check:
             staged = self.system.listdir(self.pieces.folder)
             self.total = sum(end & OFFSET_MASK for end in closed.values())
             self.total += sum(self.pieces.size(name) for name in staged)
+            self.total += sum(one.bytes for one in newest.control.sealed.files.values())
             self.unsynced = self._known_synced(last)
             if place_of(self.unsynced)[0] > last:
                 self._problem(self.files.damage(address_of(place_of(self.unsynced)[0], 0)))
             previous: int | None = 0
+            if min(closed) > 1:
+                previous = None
+                self._begin(min(closed))
             for number, end in sorted(closed.items()):
                 previous = self._file(number, end, previous, last=number == last)
             self.report.orphans = sorted(set(staged) - self.named)
+            self._sealed_files()
         self.files.close()
         self.progress(self.total, self.total)
         return self.report
+
+    def _begin(self, number: int) -> None:
+        """Believe the first checkpoint that there is: what it sums up is sealed, or gone."""
+        found = self._checkpoint(number)
+        if found is None:
+            return
+        self.control, self.ends = found.control.copy(), dict(enumerate(found.ends))
+        self.counted = False
+
+    def _sealed_files(self) -> None:
+        """Every sealed file that the last entry names, and how their offsets go on."""
+        folder, sealed = self.report.folder, self.control.sealed
+        local = self.system.listdir(f"{folder}/{archive.FOLDER}")
+        self.report.orphans += sorted(set(local) - set(sealed.files))
+        for topic in sorted({file.topic for file in sealed.files.values()}):
+            ends: list[int] | None = None
+            for file in sealed.of(topic):
+                self.report.sealed += 1
+                try:
+                    ends = self._sealed_file(archive.open_sealed(self.system, folder, file), ends)
+                except errors.LogDamaged as damage:
+                    self._problem(damage)
+                    ends = None
+                self.report.bytes += file.bytes
+                self.done += file.bytes
+                self.progress(self.done, self.total)
+
+    def _sealed_file(self, reader: SealedReader, ends: list[int] | None) -> list[int]:
+        file = reader.described
+        if ends is not None and any(a > b for a, b in zip(ends, file.starts, strict=True)):
+            self._problem(_wrong(file.name, 0, f"partition ends {ends}", f"{list(file.starts)}"))
+        at, rows, position = list(file.starts), 0, 0
+        for group in reader.groups():
+            reader.verify(group)
+            for partition, count, base in group.runs.tolist():
+                gap = base != at[partition] and not file.compacted
+                if base < at[partition] or gap:
+                    what = f"offset {at[partition]} in partition {partition}"
+                    self._problem(_wrong(file.name, 0, what, f"{base}"))
+                at[partition] = base + count
+            rows += int(group.spans["rows"].sum())
+            positions = group.spans["position"]
+            if int(positions[0]) < position or (positions[1:] < positions[:-1]).any():
+                self._problem(_wrong(file.name, 0, "positions that go forward", "others"))
+            position = int(positions[-1])
+        if (rows, position) != (file.rows, file.through):
+            found = f"{rows} rows through {position}"
+            self._problem(_wrong(file.name, 0, f"{file.rows} rows through {file.through}", found))
+        reader.close()
+        self.report.rows += rows
+        return at
 
     def _newest(self) -> Checkpoint | None:
         numbers = self.files.numbers()
@@ -210,7 +273,7 @@ class _Check:
         report.entries += 1
         control = record.control()
         rejection = verdict(self.counters, control.get("expect", {}), control.get("require", {}))
-        if rejection is not None:
+        if rejection is not None and self.counted:
             self._wrong_at(
                 record,
                 f"counter '{rejection.name}' at {rejection.expected}",
@@ -283,10 +346,11 @@ class _Check:
             high.to_bytes(8, "little") + low.to_bytes(8, "little"): value
             for high, low, value, _ in slots.tolist()
         }
-        if not self.report.problems and found != dict(self.counters):
+        if not self.report.problems and self.counted and found != dict(self.counters):
             self._wrong_at(record, f"{len(self.counters)} counters as folded", f"{len(found)}")
         self.counters.clear()
         self.counters.update(found)
+        self.counted = True
 
     def _wrong_at(self, record: Record, expected: str, found: str) -> None:
         number, offset = place_of(record.address)

@@ -114,6 +114,11 @@ def file_range(
     )
 
 
+def unsealed(files: list[FileRange], control: ControlState) -> list[FileRange]:
+    """Those that are still needed: of the others the rows are in sealed files."""
+    return [file for file in files if file.through > control.sealed.through]
+
+
 class CounterRuns:
     """The folder of counter runs."""
 

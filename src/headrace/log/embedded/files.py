@@ -73,6 +73,12 @@ class JournalFiles:
                     del self._open[next(iter(self._open))]  # closed when nobody uses it any more
         return found
 
+    def forget_before(self, number: int) -> None:
+        """Let go of files that are not read any more: they may be deleted, which frees space."""
+        with self._guard:
+            for old in [one for one in self._open if one < number]:
+                del self._open[old]
+
     def close(self) -> None:
         """Close them all."""
         with self._guard:

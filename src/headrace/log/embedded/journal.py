@@ -51,7 +51,13 @@ from typing import Any, NamedTuple
 
 from headrace import errors
 from headrace.log.embedded import live as shared
-from headrace.log.embedded.checkpoint import Checkpoint, CounterRuns, FileRange, file_range
+from headrace.log.embedded.checkpoint import (
+    Checkpoint,
+    CounterRuns,
+    FileRange,
+    file_range,
+    unsealed,
+)
 from headrace.log.embedded.files import JournalFiles
 from headrace.log.embedded.format import (
     CHANGES_CONTROL,
@@ -124,7 +130,6 @@ class Journal:
         self.refused: errors.HeadraceError | None = None
         """Why this handle only reads, if so (`frozen`)."""
         self.syncs = 0
-        self.since = 0
 
     def _lock(self, name: str, word: int, holder: int) -> CrossLock:
         with os_errors("opening a lock", f"{self.folder}/locks/{name}"):
@@ -392,12 +397,26 @@ class Journal:
         full = (tail.end & OFFSET_MASK) + length + ROLL_BYTES > size
         if not full and tail.entries < self.settings.journal_entries_max:
             return tail
+        return self._roll(tail, length)
+
+    def _roll(self, tail: Tail, length: int = 0) -> Tail:
+        """Go on in a new file, with room for a record of `length`."""
         draft = Draft(kind=ROLL).seal()
         checksum, _ = self._write(draft, tail, tail.position, tail.received)
         record = self.files.record(tail.end)
         assert record is not None
         assert record.checksum == checksum
         return self._start_file(tail, record, room=length)
+
+    def close_file(self) -> None:
+        """Begin a new file, unless the newest has no entry yet: what is in it can be sealed."""
+        with self._appending() as tail:
+            number, _, _ = self._file_of(tail.end)
+            first = self.files.record(address_of(number, 0))
+            if first is None:
+                raise self.files.damage(address_of(number, 0))
+            if first.position < tail.position:
+                self._roll(tail)
 
     def _finish_roll(self, tail: Tail, roll: Record) -> Tail:
         """Go on from a roll record that a dead writer left, or that shared memory missed."""
@@ -450,7 +469,10 @@ class Journal:
             control=self.control,
             ends=ends,
             counters=self.counter_runs.write(self.live, before.counters, number),
-            files=[*before.files, file_range(number, end, first, tail, before, ends, self.control)],
+            files=[
+                *unsealed(before.files, self.control),
+                file_range(number, end, first, tail, before, ends, self.control),
+            ],
             catalog=tail.catalog,
         )
 
@@ -495,6 +517,8 @@ class Journal:
             marked=address + draft.length,
             zeroed=address + draft.length,
         )
+        if carried:
+            self.live.publish(tail)  # counters that they move have moved in this file
         for data in carried:
             tail = self._copy(file, data, tail)
         file.fdatasync()
@@ -546,6 +570,7 @@ class Journal:
                     checkpoint = Checkpoint.from_json(record.control())
                     control = checkpoint.control
                     self.closed_files = checkpoint.files
+                    self.files.forget_before(min((f.number for f in checkpoint.files), default=0))
                 else:
                     control.apply(record.control())
             if self.live.words[shared.DAMAGED]:

@@ -6,25 +6,31 @@ import contextlib
 import importlib
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from headrace import errors
 from headrace.interfaces import KeyedTable, Part
+from headrace.log.embedded import holds
 from headrace.log.embedded import live as shared
+from headrace.log.embedded.checkpoint import unsealed
 from headrace.log.embedded.drafting import Drafter
+from headrace.log.embedded.format import OFFSET_BITS
 from headrace.log.embedded.housekeeping import Housekeeper
 from headrace.log.embedded.journal import Journal, Taken
+from headrace.log.embedded.keeper import Keeper
 from headrace.log.embedded.packing import HeadersOfRows, Packer
 from headrace.log.embedded.pieces import Pieces, chunked
 from headrace.log.embedded.places import Start
 from headrace.log.embedded.reader import Reading
 from headrace.log.embedded.recovery import open_journal
+from headrace.log.embedded.restored import Histories, histories
 from headrace.log.embedded.system import EVERYBODY, OsSystem, System
 from headrace.log.groups import admin, flow
 from headrace.log.groups.admin import GroupFacts, Move
@@ -34,11 +40,14 @@ from headrace.log.producer import Producer
 from headrace.log.transaction import Transaction
 from headrace.log.writer import Writer
 from headrace.model.evolution import evolve
-from headrace.model.fold import OWN_COUNTERS, ControlState, check_counter
-from headrace.model.policy import BUFFER, DROP
+from headrace.model.fold import OWN_COUNTERS, ControlState, check_counter, is_name
+from headrace.model.policy import BUFFER
 from headrace.model.records import Piece, Receipt
 from headrace.model.topic import Topic, define, same_definition
 from headrace.settings import DURABILITIES, LogSettings
+
+if TYPE_CHECKING:
+    from headrace.log.embedded.backup import Backup
 
 TOPICS = f"{OWN_COUNTERS}topics"
 TOPIC = f"{OWN_COUNTERS}topic/"
@@ -61,6 +70,8 @@ class EmbeddedLog:
         self._system = system or OsSystem()
         self._packers: dict[str, Packer] = {}
         self._tables: dict[str, KeyedTable] = {}
+        self._newest_file = 0
+        self._warned = False
         self._closed = False
         self._reopening = threading.Lock()
         self._journal: Journal | None = None
@@ -69,10 +80,10 @@ class EmbeddedLog:
 
     def _open(self, *, create: bool) -> Journal:
         journal = open_journal(self._system, self.path, self.settings, create=create)
-        self._pieces = Pieces(self._system, self.path, journal.log_id)
-        self._drafter = Drafter(self._system, self.settings, self._pieces, self._packer)
-        self._keeper = Housekeeper(journal, self.settings)
-        self._finalizer = weakref.finalize(self, _close_forgotten, journal, self._keeper)
+        self.pieces = Pieces(self._system, self.path, journal.log_id)
+        self._drafter = Drafter(self._system, self.settings, self.pieces, self._packer)
+        self._housekeeper = Housekeeper(journal, self.settings)
+        self._finalizer = weakref.finalize(self, _close_forgotten, journal, self._housekeeper)
         self._journal = journal
         return journal
 
@@ -105,8 +116,8 @@ class EmbeddedLog:
         if journal is not None:
             journal.sync_lock.signal(EVERYBODY)
             self._finalizer.detach()
-            _close(journal, self._keeper)
-            del self._keeper, self._drafter  # they hold the maps of the journal
+            _close(journal, self._housekeeper)
+            del self._housekeeper, self._drafter  # they hold the maps of the journal
 
     def __enter__(self) -> EmbeddedLog:
         """For `with`."""
@@ -177,12 +188,7 @@ class EmbeddedLog:
         while True:
             topic = self.topic(name)
             policy = topic.policy.changed(settings, f"topic '{name}'")
-            if policy.flow == DROP and topic.kind == "changes":
-                raise errors.BadSetting(
-                    f"topic '{name}' holds changes: a dropped one would make its table wrong",
-                    place=f"topic '{name}'",
-                    fix="flow='backpressure' makes producers wait instead",
-                )
+            policy.check(topic.kind, topic.key, f"topic '{name}'")
             if policy == topic.policy or self._say(topic.revised(policy=policy)):
                 return self.topic(name)
 
@@ -280,11 +286,11 @@ class EmbeddedLog:
             batches = list(batches)
             column = packer.headers(headers, sum(b.num_rows for b in batches))
         drafts = chunked(packer, batches, self.settings.chunk_bytes, sent, column)
-        return self._pieces.write(packer.topic, drafts, sent)
+        return self.pieces.write(packer.topic, drafts, sent)
 
     def unstage(self, pieces: Sequence[Piece]) -> None:
         """Remove pieces that no entry names, nor ever will."""
-        self._pieces.drop(pieces)
+        self.pieces.drop(pieces)
 
     def transaction(self, *, durability: str | None = None) -> Transaction:
         """Rows for several topics, offsets, counters: one entry, all or nothing."""
@@ -331,7 +337,7 @@ class EmbeddedLog:
                 raise
             except errors.HeadraceError:
                 for part in parts:
-                    self._pieces.drop(part.staged)
+                    self.pieces.drop(part.staged)
                 raise
             if taken is not None:
                 break
@@ -360,7 +366,35 @@ class EmbeddedLog:
                     place=self.path,
                     position=taken.position,
                 ) from error
-        self._keeper.appended(durability)
+        self._housekeeper.appended(durability)
+        if taken.end >> OFFSET_BITS != self._newest_file:
+            self._newest_file = taken.end >> OFFSET_BITS
+            self._seal_if_over_budget(journal)
+
+    def _seal_if_over_budget(self, journal: Journal) -> None:
+        """Where nobody keeps the log, who begins a file and finds too many does a part of it."""
+        journal.refresh_control()
+        waiting = unsealed(journal.closed_files, journal.control)
+        if sum(file.end for file in waiting) <= self.settings.journal_budget_bytes:
+            return
+        keeper = self.keeper()
+        if not keeper.take():
+            return
+        try:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"nobody keeps the log {self.path}: appends seal it now and then, which takes"
+                    " time; run `headrace log keep`, or `with log.keeper():` in a long-lived"
+                    " process",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+            keeper.turn()
+        except errors.HeadraceError as error:  # the entry was taken all the same
+            keeper.complain(error)
+        finally:
+            keeper.release()
 
     def _checked(self, durability: str | None) -> str:
         if durability is None:
@@ -385,6 +419,7 @@ class EmbeddedLog:
         partitions: Sequence[int] | None = None,
         follow: bool = False,
         timeout: float | None = None,
+        across_gaps: bool = False,
     ) -> Reading:
         """Batches in position order, never past the synced end.
 
@@ -392,13 +427,16 @@ class EmbeddedLog:
         offset, or {partition: offset} (partitions not named are not read); or `after=P`: entries
         with positions above P. `through=P`: up to and with P, waiting for it if need be. With
         `follow` the reading goes on for ever, woken by each append; `timeout` seconds without news
-        end it. `columns`: those only, retired ones may be named.
+        end it. `columns`: those only, retired ones may be named. Compaction leaves gaps between
+        offsets: no batch has rows of a partition from both sides of one, unless `across_gaps`.
+
+        Raises `OffsetsGone` when rows behind `after` or an offset are no longer held.
         """
         names = [topics] if isinstance(topics, str) else list(topics)
         found = [self.topic(name) for name in names]
         return Reading(
             self.journal,
-            self._pieces,
+            self.pieces,
             found,
             start=start,
             after=after,
@@ -407,8 +445,47 @@ class EmbeddedLog:
             partitions=partitions,
             follow=follow,
             timeout=timeout,
+            across_gaps=across_gaps,
             closed=self._is_closed(),
         )
+
+    def keeper(self) -> Keeper:
+        """The role that seals, lets go, compacts and deletes; as a context, in the background."""
+        return Keeper(self)
+
+    def hold(
+        self,
+        name: str,
+        position: int,
+        *,
+        topics: Sequence[str] | None = None,
+        seconds: float = 3600.0,
+    ) -> None:
+        """Keep retention and compaction from passing a position, for so long; again moves it.
+
+        `topics`: of these only. What was let go before comes not back: see `since_of`.
+        """
+        if not is_name(name):
+            raise errors.BadSetting(f"{name!r} is not the name of a hold", place="hold")
+        until = self._system.now_us() + int(seconds * 1_000_000)
+        named = None if topics is None else [self.topic(topic).name for topic in topics]
+        self._put(f"{holds.PREFIX}{name}", holds.hold_value(position, until, named))
+
+    def hold_if_needed(self, name: str, position: int, topics: Sequence[str]) -> None:
+        """As `hold`, for long, if the settings of one of these topics let anything go."""
+        if holds.needed(self._control(), topics):
+            self.hold(name, position, topics=topics, seconds=holds.LEASE_SECONDS)
+
+    def release(self, name: str) -> None:
+        """Let a hold go."""
+        self._put(f"{holds.PREFIX}{name}", None)
+
+    def holds(self) -> dict[str, dict[str, Any]]:
+        """The holds that count now, by name: position, until (microseconds), topics."""
+        return holds.holds_of(self._settled(), self._system.now_us())
+
+    def _put(self, name: str, value: Any) -> None:
+        self.append_entry([], {"values": {name: value}}, expect={}, require={})
 
     # -- groups -----------------------------------------------------------------------------
 
@@ -486,10 +563,29 @@ class EmbeddedLog:
         """The newest position that readers see."""
         return self.journal.live.words[shared.SYNCED_POSITION]
 
+    def since_of(self, topic: str) -> int:
+        """The oldest position at which a topic is whole: retention and compaction move it."""
+        found = self.topic(topic)
+        self.journal.refresh_control()
+        trim = self.journal.control.sealed.trim(found.id)
+        return trim.since if trim is not None else 0
+
     @property
-    def since(self) -> int:
-        """The oldest position at which the log is whole."""
-        return self.journal.since
+    def history(self) -> str:
+        """What its positions are of: the log's id, or another name since it was restored."""
+        return self._histories().current
+
+    def knows(self, history: str, position: int) -> bool:
+        """Whether this position of that history is in the past of this log, and means the same."""
+        return position <= self.position and self._histories().knows(history, position)
+
+    def _histories(self) -> Histories:
+        return histories(self._system, self.path, self.journal.log_id)
+
+    def backup(self, to: str | os.PathLike[str]) -> Backup:
+        """Copy the log at its newest position to a folder, while it goes on; see `hr.restore`."""
+        found: Backup = importlib.import_module("headrace.log.embedded.backup").backup(self, to)
+        return found
 
     def wait(self, position: int, timeout: float | None = None) -> int:
         """Return the newest visible position once it is at least `position`; else `WaitTimeout`."""
@@ -516,7 +612,10 @@ class EmbeddedLog:
 
     def starts(self, topic: str) -> list[int]:
         """The first offset of each partition that is still held."""
-        return [0] * self.topic(topic).partitions
+        found = self.topic(topic)
+        self.journal.refresh_control()
+        trim = self.journal.control.sealed.trim(found.id)
+        return list(trim.starts) if trim is not None else [0] * found.partitions
 
     def ends(self, topic: str) -> list[int]:
         """The next offset of each partition (entries not yet visible included)."""

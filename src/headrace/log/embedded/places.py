@@ -48,7 +48,7 @@ class Places:
 
     def bad(self, fact: str) -> errors.BadPosition:
         """The error for a place that is not there."""
-        since, upper = self._journal.since, self.reached
+        since, upper = 0, self.reached
         return errors.BadPosition(
             fact,
             place=self._journal.folder,
@@ -66,7 +66,7 @@ class Places:
         reached = self.reached
         if position > reached:
             raise self.bad(f"position {position} is not in the log yet")
-        if position <= self._journal.since and self._files.record(self.first()) is not None:
+        if position <= 0 and self._files.record(self.first()) is not None:
             return self.first()
         tail = self._journal.live.tail()
         if position == tail.position:  # not `reached`: it lags behind `limit` for a moment

@@ -13,7 +13,6 @@ sync; nothing polls.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from pyarrow.ipc import read_record_batch
 from headrace import errors
 from headrace.log.embedded import live as shared
 from headrace.log.embedded.checkpoint import FileRange
+from headrace.log.embedded.files import JournalFiles
 from headrace.log.embedded.format import (
     ENTRY,
     WITH_HEADERS,
@@ -34,52 +34,27 @@ from headrace.log.embedded.format import (
     checksum,
     place_of,
 )
+from headrace.log.embedded.history import Bounds, Stream, merged
 from headrace.log.embedded.journal import Journal
-from headrace.log.embedded.packing import storage_schema
 from headrace.log.embedded.pieces import Pieces
 from headrace.log.embedded.places import Places, Start, is_whole
-from headrace.model.evolution import Upgrade
+from headrace.log.embedded.ways import Wanted, Way, Ways
 from headrace.model.records import (
     HEADERS,
     HEADERS_COLUMN,
     TRANSACTION_COLUMN,
     Batch,
     Span,
-    offsets_of,
+    microseconds_of,
 )
-from headrace.model.schema import Schema
+from headrace.model.sealed import Trim
 from headrace.model.topic import Topic
 from headrace.settings import LogSettings
 
+_EVER = -(1 << 63)
 ALONE_BYTES = 64 << 10
 """Rows of this size are a batch of their own: gathering is copying."""
 SMALL_PART = 16
-
-
-@dataclass(slots=True)
-class Wanted:
-    """One topic of a reading."""
-
-    topic: Topic
-    first_version: int
-    """Rows are read at least at this version, the newest when the reading began."""
-    partitions: frozenset[int] | None
-    offsets: dict[int, int]
-    """partition -> rows below this offset are not wanted."""
-
-
-@dataclass(slots=True)
-class Way:
-    """How rows of one topic that were written under one schema version are handed out."""
-
-    wanted: Wanted
-    target: Schema
-    stored: pa.Schema
-    """The columns in the journal."""
-    width: int
-    """How many of them are the topic's own; headers and transaction follow."""
-    upgrade: Upgrade | None
-    """None: as they were written."""
 
 
 class Part(NamedTuple):
@@ -149,9 +124,11 @@ class Reading:
         partitions: Sequence[int] | None,
         follow: bool,
         timeout: float | None,
+        across_gaps: bool,
         closed: Callable[[], bool],
     ) -> None:
         """Find the place to start; nothing is read yet."""
+        self._across_gaps = across_gaps
         self._journal = journal
         self._files = journal.files
         self._pieces = pieces
@@ -174,8 +151,13 @@ class Reading:
         self._wanted = {
             topic.id: Wanted(topic, topic.schema.version, chosen, {}) for topic in topics
         }
-        self._ways: dict[tuple[int, int, int], Way] = {}
+        self._ways = Ways(journal, self._wanted, self._columns)
         self._skip_through = after if after is not None else 0
+        self._received = _EVER
+        self._passed = self._skip_through
+        """All entries up to this position were read."""
+        self._sealed = self._from_sealed(start, after)
+        """Whether what comes next is read from sealed files."""
         self._cursor = self._place(start, after)
         self._previous: int | None = None
         self._done = False
@@ -207,7 +189,16 @@ class Reading:
         """End the reading."""
         self._batches.close()
 
+    def _from_sealed(self, start: Start, after: int | None) -> bool:
+        """Whether what is to be read may begin in a sealed file."""
+        through = self._journal.control.sealed.through
+        if start == "latest" and after is None:
+            self._passed = self._places.reached
+            return False
+        return through > (after or 0)
+
     def _place(self, start: Start, after: int | None) -> int:
+        """The address in the journal; also of what comes behind the sealed files."""
         if after is not None:
             return self._places.after(after)
         if start == "earliest":
@@ -215,6 +206,7 @@ class Reading:
         if start == "latest":
             return self._limit
         if isinstance(start, datetime):
+            self._received = microseconds_of(start)
             return self._places.at(start)
         if isinstance(start, bool) or not isinstance(start, int | Mapping):
             raise self._places.bad(f"{start!r} is not a place to start")
@@ -230,6 +222,63 @@ class Reading:
             wanted.partitions = frozenset(start)
         return self._places.of_offsets(wanted.topic, wanted.offsets)
 
+    # -- what is sealed ---------------------------------------------------------------------
+
+    def _read_sealed(self) -> Iterator[Batch]:
+        """What the sealed files have; then the journal goes on behind them."""
+        sealed = self._journal.control.sealed
+        through = sealed.through if self._through is None else min(sealed.through, self._through)
+        for wanted in self._wanted.values():
+            self._refuse_if_gone(wanted, sealed.trim(wanted.topic.id))
+        bounds = Bounds(self._skip_through, through, self._received)
+        streams = [Stream(self._journal, one, self._ways, bounds) for one in self._wanted.values()]
+        for batch in merged(streams, across_gaps=self._across_gaps):
+            self._wanted[batch.definition.id].handed_out(batch.spans)
+            yield batch
+        self._skip_through = self._passed = max(self._skip_through, through)
+        self._done = self._through is not None and through >= self._through
+        self._sealed, self._previous = False, None
+        if not self._done:
+            self._cursor = max(self._cursor, Places(self._journal).after(sealed.through))
+
+    def _sealed_meanwhile(self) -> bool:
+        """Whether what is missing in the journal is in sealed files by now."""
+        self._journal.refresh_control()
+        if self._journal.control.sealed.through <= self._passed:
+            return False
+        self._sealed, self._skip_through = True, self._passed
+        return True
+
+    def _refuse_if_gone(self, wanted: Wanted, trim: Trim | None) -> None:
+        """Who missed something is told what; who begins with what there is misses nothing."""
+        topic = wanted.topic
+        if trim is None:
+            return
+        if topic.kind == "changes" and 0 < self._passed < trim.since:
+            raise errors.BadPosition(
+                f"topic '{topic.name}' is whole from position {trim.since} on, not {self._passed}",
+                place=f"topic '{topic.name}'",
+                why="changes that cancelled each other before that are gone",
+                fix="begin anew: read from the earliest, without what was read before",
+                since=trim.since,
+                upper=self._places.reached,
+            )
+        first = wanted.next.tolist()
+        if wanted.offsets:
+            first = [max(n, wanted.offsets.get(p, 0)) for p, n in enumerate(first)]
+        elif not 0 < self._passed < trim.gone:
+            return
+        chosen = range(topic.partitions) if wanted.partitions is None else wanted.partitions
+        gone = {p: [first[p], trim.starts[p] - 1] for p in chosen if first[p] < trim.starts[p]}
+        if gone:
+            raise errors.OffsetsGone(
+                f"{_told(gone)} of topic '{topic.name}' are gone",
+                place=f"topic '{topic.name}'",
+                topic=topic.name,
+                partitions=gone,
+                since=trim.since,
+            )
+
     # -- the loop ---------------------------------------------------------------------------
 
     def _run(self) -> Generator[Batch | None, None, None]:
@@ -237,6 +286,9 @@ class Reading:
         if through is not None and through <= after:
             return
         while not self._done:
+            if self._sealed:
+                yield from self._read_sealed()
+                continue
             if through is not None and self._follow and self._places.reached >= through:
                 self._follow = False  # it is all there
                 self._limit = self._journal.live.words[shared.SYNCED]
@@ -251,14 +303,15 @@ class Reading:
                     self._say_if_short()
                     return
                 continue
-            end = self._end_of_file()
-            if self._cursor >= end:
-                self._next_file()
-                continue
             try:
+                end = self._end_of_file()
+                if self._cursor >= end:
+                    self._next_file()
+                    continue
                 yield from self._read_to(end)
             except errors.LogDamaged as damage:
-                raise self._with_way_on(damage) from None
+                if not self._sealed_meanwhile():
+                    raise self._with_way_on(damage) from None
 
     def _say_if_short(self) -> None:
         """A reading through a position that did not come within the timeout is not complete."""
@@ -329,11 +382,16 @@ class Reading:
             files = self._journal.closed_files
         return files
 
+    def _sealed_beyond(self) -> bool:
+        return self._journal.control.sealed.through > self._passed
+
     def _next_file(self) -> None:
         number, _ = place_of(self._cursor)
         newest, _ = place_of(self._limit)
         for closed in self._closed_files():
             if number < closed.number < newest:
+                if closed.number > number + 1 and self._sealed_beyond():
+                    break
                 number = closed.number
                 if any(topic in self._wanted for topic in closed.topics):
                     self._cursor = address_of(number, 0)
@@ -354,7 +412,9 @@ class Reading:
                         self._done = True
                         break
                     found = [
-                        (s, self._way(s)) for s in record.sections() if s.topic in self._wanted
+                        (s, self._ways.of(s.topic, s.schema, s.flags))
+                        for s in record.sections()
+                        if s.topic in self._wanted
                     ]
                     large = False
                     for section, _ in found:
@@ -368,6 +428,7 @@ class Reading:
                         parts = [self._part(record, s, way, data, at) for s, way in found]
                         window.add(record.position, data, parts)
                 self._cursor, self._previous = record.end, record.checksum
+                self._passed = record.position
         except errors.LogDamaged:
             yield from self._window(window)  # what is intact before the damage comes first
             raise
@@ -427,6 +488,7 @@ class Reading:
                         for p in parts
                     ]
                 )
+        first.way.wanted.handed_out(spans)
         return Batch(
             first.way.wanted.topic,
             data,
@@ -439,46 +501,19 @@ class Reading:
 
     # -- one section ------------------------------------------------------------------------
 
-    def _way(self, section: Section) -> Way:
-        """How to hand out the rows of this section; found once for each schema version."""
-        key = (section.topic, section.schema, section.flags)
-        way = self._ways.get(key)
-        if way is None:
-            wanted = self._wanted[section.topic]
-            target = self._target(wanted, section)
-            written = wanted.topic.schemas[section.schema - 1]
-            same = self._columns is None and written is target
-            way = self._ways[key] = Way(
-                wanted=wanted,
-                target=target,
-                stored=storage_schema(written.arrow, section.flags),
-                width=len(written.arrow),
-                upgrade=None if same else Upgrade(written, target, self._columns),
-            )
-        return way
-
-    def _target(self, wanted: Wanted, section: Section) -> Schema:
-        """The version in which rows are handed out: the newest of their generation known."""
-        topic = wanted.topic
-        if section.schema > len(topic.schemas):
-            self._journal.refresh_control()
-            topic = wanted.topic = self._journal.control.by_id[topic.id]
-        written = topic.schemas[section.schema - 1]
-        floor = max(wanted.first_version, section.schema)
-        same = [s for s in topic.schemas[:floor] if s.generation == written.generation]
-        return same[-1]
-
     def _part(
         self, record: Record, section: Section, way: Way, data: pa.Buffer, at: int
     ) -> Part | None:
         wanted = way.wanted
         runs = section.runs
         keep = None
-        if wanted.partitions is not None or wanted.offsets:
-            keep = self._kept_rows(wanted, runs)
+        if wanted.chooses:
+            keep = wanted.kept(runs)
             if not keep.any():
                 return None
-        batch = read_record_batch(self._rows(record, section, data, at), way.stored)
+        batch = read_record_batch(
+            rows_of(self._files, self._pieces, record, section, data, at), way.stored
+        )
         headers = transaction = None
         if section.flags:
             if section.flags & WITH_HEADERS:
@@ -499,36 +534,35 @@ class Reading:
         span = Span(rows, record.position, section.sent_time, record.received, runs)
         return Part(way, batch, section.length, span, headers, transaction)
 
-    def _kept_rows(self, wanted: Wanted, runs: Any) -> Any:
-        """A mask of the rows wanted."""
-        partitions, counts = runs["partition"], runs["rows"]
-        keep = np.ones(len(runs), bool)
-        if wanted.partitions is not None:
-            keep = np.isin(partitions, list(wanted.partitions))
-        keep = np.repeat(keep, counts)
-        if wanted.offsets:
-            from_ = [wanted.offsets.get(partition, 0) for partition in partitions.tolist()]
-            keep &= offsets_of(runs) >= np.repeat(np.array(from_, np.uint64), counts)
-        return keep
 
-    def _rows(self, record: Record, section: Section, data: pa.Buffer, at: int) -> pa.Buffer:
-        if section.piece == 0:
-            start = at + record.body_offset + section.offset
-            if section.length * SMALL_PART < len(data):  # do not keep the rest for these few
-                buffer = pa.py_buffer(data[start : start + section.length].to_pybytes())
-            else:
-                buffer = data.slice(start, section.length)
-            path = ""
+def rows_of(
+    files: JournalFiles, pieces: Pieces, record: Record, section: Section, data: pa.Buffer, at: int
+) -> pa.Buffer:
+    """The rows of a section, verified; `data` has the record at `at`."""
+    path = ""
+    if section.piece == 0:
+        start = at + record.body_offset + section.offset
+        if section.length * SMALL_PART < len(data):  # do not keep the rest for these few
+            buffer = pa.py_buffer(data[start : start + section.length].to_pybytes())
         else:
-            name = record.control()["pieces"][section.piece - 1]
-            file = self._pieces.open(name, record.position)
-            buffer = pa.py_buffer(file.pread(section.length, section.offset))
-            file.close()
-            path = self._pieces.path(name)
-        found = checksum(buffer)
-        if found != section.checksum:
-            raise self._files.rows_damage(record, section, found, path)
-        return buffer
+            buffer = data.slice(start, section.length)
+    else:
+        name = record.control()["pieces"][section.piece - 1]
+        file = pieces.open(name, record.position)
+        buffer = pa.py_buffer(file.pread(section.length, section.offset))
+        file.close()
+        path = pieces.path(name)
+    found = checksum(buffer)
+    if found != section.checksum:
+        raise files.rows_damage(record, section, found, path)
+    return buffer
+
+
+def _told(gone: Mapping[int, list[int]]) -> str:
+    return ", ".join(
+        f"offsets {first} to {last} of partition {partition}"
+        for partition, (first, last) in gone.items()
+    )
 
 
 def _filtered(runs: Any, keep: Any) -> Any:

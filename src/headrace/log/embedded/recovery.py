@@ -37,7 +37,7 @@ from typing import NamedTuple, cast
 
 from headrace import errors
 from headrace.log.embedded import live as shared
-from headrace.log.embedded.checkpoint import Checkpoint, file_range
+from headrace.log.embedded.checkpoint import Checkpoint, file_range, unsealed
 from headrace.log.embedded.format import (
     CHANGES_CONTROL,
     CHECKPOINT,
@@ -56,7 +56,7 @@ from headrace.model.fold import ControlState
 from headrace.settings import LogSettings
 
 FORMAT_FILE = "headrace.json"
-FOLDERS = ("locks", "live", "journal", "pieces", "counters")
+FOLDERS = ("locks", "live", "journal", "pieces", "counters", "sealed")
 
 
 def open_journal(system: System, folder: str, settings: LogSettings, *, create: bool) -> Journal:
@@ -261,7 +261,7 @@ def recover(journal: Journal) -> None:
         control=control,
         ends=ends,
         counters=journal.counter_runs.write(live, before.counters, newest),
-        files=[*before.files, closed],
+        files=[*unsealed(before.files, control), closed],
         catalog=tail.catalog,
     )
     tail = journal.begin_file(

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace import errors
+from headrace.model.hashing import order64
 from headrace.pipelines.views.algebra import Aggregate, Call
 from headrace.pipelines.views.changes import (
     Numbers,
@@ -54,7 +55,6 @@ from headrace.pipelines.views.sums import (
     rounded,
     unpacked,
 )
-from headrace.tables.hashing import order64
 
 Columns = list[pa.Array]
 

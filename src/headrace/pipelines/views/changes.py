@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace import errors
-from headrace.tables.hashing import hash64
+from headrace.model.hashing import hash64
 from headrace.tables.runs import consolidate, state_batch, state_schema, weights
 
 WEIGHT = "_w"

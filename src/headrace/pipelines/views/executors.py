@@ -111,15 +111,18 @@ class Executors:
         return Step(joined(outputs, node.columns), merged)
 
     def _run(self, tasks: list[tuple[Any, ...]], place: str) -> list[Any]:
-        """The answers of the tasks, in their order."""
+        """The answers of the tasks, in their order; asked again where a worker was lost."""
         from py4j.protocol import Py4JError
 
-        from headrace.pipelines.views.evaluate_rows import spark_failed
+        from headrace.pipelines.views.evaluate_rows import TRIES, spark_failed
 
-        try:
-            return self._context.parallelize(tasks, len(tasks)).map(run_part).collect()
-        except Py4JError as error:
-            raise spark_failed(error, place) from error
+        for left in reversed(range(TRIES)):
+            try:
+                return self._context.parallelize(tasks, len(tasks)).map(run_part).collect()
+            except Py4JError as error:
+                if not left:
+                    raise spark_failed(error, place) from error
+        raise AssertionError
 
 
 def split_keys(node: Node) -> list[Sequence[int]] | None:

@@ -44,6 +44,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace import errors
+from headrace.log.embedded.holds import HOLD_SECONDS
 from headrace.model.records import Piece
 from headrace.pipelines.pipeline import Pipeline
 from headrace.pipelines.views.aside import Evaluator
@@ -147,15 +148,18 @@ class Runner:
         self._manifests: list[set[str]] = []
         self.commits = 0
         self.committed = 0
+        self._held = -HOLD_SECONDS
         """The position of the last commit."""
         everything = self._engine(self.defined.nodes)
         self.published = {n: everything.published(node) for n, node in self.defined.nodes.items()}
-        live = self.defined.unchanged(self.published, self.status.views)
+        lost = bool(self.status.manifest) and not self.packs.names()
+        """All state is gone, as in a restored log: all views are built anew."""
+        live = [] if lost else self.defined.unchanged(self.published, self.status.views)
         self.live = self._engine(live)
         self.stored_taken = self.status.taken
         self.stored = everything
         """What the last commit keeps of the operators that are still there."""
-        if self.status.manifest:
+        if self.status.manifest and not lost:
             manifest = self.packs.json(Ref(*self.status.manifest))
             self.live.load(manifest)
             self.stored.load(manifest)
@@ -363,9 +367,17 @@ class Runner:
                 transaction.append(topic_of(self.pipeline.name, name), given)
         assert transaction.receipt is not None
         self.committed = transaction.receipt.position
+        self._hold(through)
         engine.keep(batch)
         self.status = status
         self._sweep({ref.pack} | engine.pack_names(manifest))
+
+    def _hold(self, through: int) -> None:
+        """Now and then: what comes next is not to be compacted before it was read."""
+        if time.monotonic() - self._held > HOLD_SECONDS:
+            self._held = time.monotonic()
+            topics = [one.topic for one in self.pipeline.inputs.values()]
+            self.log.hold_if_needed(f"view/{self.pipeline.name}", through, topics)
 
     def _as_rows(self, view: Defined, rows: pa.RecordBatch) -> pa.RecordBatch:
         """A view's change as rows of its topic: single weights, equal keys side by side."""

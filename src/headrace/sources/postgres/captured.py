@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace import errors
+from headrace.model.hashing import hash64
 from headrace.sources.complete import (
     Completed,
     Lookup,
@@ -36,7 +37,6 @@ from headrace.sources.postgres.seen import Seen, Words
 from headrace.sources.postgres.snapshot import Chunk, Visible, Wanted
 from headrace.sources.postgres.state import LIVE, SNAPSHOTTING, TableState, full_name
 from headrace.sources.postgres.values import FEW, PgType, arrow_type, printed, told
-from headrace.tables.hashing import hash64
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog

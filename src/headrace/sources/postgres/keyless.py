@@ -37,6 +37,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from headrace.model.hashing import hash64
 from headrace.sources.complete import Numbers
 from headrace.sources.postgres.scratch import Scratch
 from headrace.sources.postgres.snapshot import (
@@ -48,7 +49,6 @@ from headrace.sources.postgres.snapshot import (
     chunk_of,
     copied,
 )
-from headrace.tables.hashing import hash64
 from headrace.tables.runs import (
     consolidate,
     identity,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.tables.hashing import hash64
+from headrace.model.hashing import hash64
 
 Words = npt.NDArray[np.uint64]
 KEYS_MAX = 4 << 20

@@ -49,13 +49,13 @@ import psycopg
 import pyarrow as pa
 
 from headrace import errors
+from headrace.model.hashing import hash64
 from headrace.sources.complete import Numbers
 from headrace.sources.postgres import waits
 from headrace.sources.postgres.captured import Captured
 from headrace.sources.postgres.keyless import Whole
 from headrace.sources.postgres.snapshot import Chunk, Wanted, read_chunk
 from headrace.sources.postgres.state import STOPPED
-from headrace.tables.hashing import hash64
 
 CHUNKS = "table string, lsn bigint, rows bigint, published bigint, hash bigint, last string"
 CHUNK_BYTES = 8 << 20

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.tables import hashing
-from headrace.tables.hashing import hash64, order64
+from headrace.model import hashing
+from headrace.model.hashing import hash64, order64
 
 D = decimal.Decimal
 UTC = datetime.UTC

@@ -1,0 +1,1 @@
+"""SQL over the log, by DuckDB: topics, tables and views at one position."""
