@@ -141,8 +141,8 @@ class Stream:
         wanted = (position > bounds.after) & (position <= bounds.through)
         wanted &= spans["received"] >= bounds.received
         keep = np.repeat(wanted, spans["rows"])
-        if self._wanted.chooses:
-            keep &= self._wanted.kept(group.runs)
+        if self._wanted.chooses and (chosen := self._wanted.kept(group.runs)) is not None:
+            keep &= chosen
         known = self._wanted.next[group.runs["partition"]]
         if (group.runs["base"] < known).any():
             keep &= offsets_of(group.runs) >= np.repeat(known, group.runs["rows"])

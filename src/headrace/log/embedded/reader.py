@@ -517,7 +517,7 @@ class Reading:
         keep = None
         if wanted.chooses:
             keep = wanted.kept(runs)
-            if not keep.any():
+            if keep is not None and not keep.any():
                 return None
         batch = read_record_batch(
             rows_of(self._files, self._pieces, record, section, data, at), way.stored

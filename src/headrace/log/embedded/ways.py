@@ -18,6 +18,8 @@ from headrace.model.records import Span, offsets_of
 from headrace.model.schema import Schema
 from headrace.model.topic import Topic
 
+_NEVER = 0xFFFF_FFFF_FFFF_FFFF
+
 
 @dataclass(slots=True)
 class Wanted:
@@ -32,6 +34,9 @@ class Wanted:
     next: npt.NDArray[np.uint64] = field(init=False)
     """Of each partition the offset behind the last row handed out."""
 
+    _floor: npt.NDArray[np.uint64] | None = field(init=False, default=None)
+    """Of each partition the first offset that is wanted, as an array."""
+
     def __post_init__(self) -> None:
         """Nothing was handed out yet."""
         self.next = np.zeros(self.topic.partitions, np.uint64)
@@ -41,16 +46,16 @@ class Wanted:
         """Whether some rows are not wanted."""
         return self.partitions is not None or bool(self.offsets)
 
-    def kept(self, runs: Runs) -> npt.NDArray[np.bool_]:
-        """A mask of the rows wanted, in the order of their runs."""
-        partitions, counts = runs["partition"], runs["rows"]
-        keep = np.ones(len(runs), bool)
-        if self.partitions is not None:
-            keep = np.isin(partitions, list(self.partitions))
-        keep = np.repeat(keep, counts)
-        if self.offsets:
-            from_ = [self.offsets.get(partition, 0) for partition in partitions.tolist()]
-            keep &= offsets_of(runs) >= np.repeat(np.array(from_, np.uint64), counts)
+    def kept(self, runs: Runs) -> npt.NDArray[np.bool_] | None:
+        """A mask of the rows wanted, in the order of their runs; None: all of them."""
+        if self._floor is None:
+            wanted = range(self.topic.partitions) if self.partitions is None else self.partitions
+            self._floor = np.full(self.topic.partitions, _NEVER, np.uint64)
+            self._floor[list(wanted)] = [self.offsets.get(partition, 0) for partition in wanted]
+        floor = self._floor[runs["partition"]]
+        if (runs["base"] >= floor).all():
+            return None
+        keep: npt.NDArray[np.bool_] = offsets_of(runs) >= np.repeat(floor, runs["rows"])
         return keep
 
     def handed_out(self, spans: Sequence[Span]) -> None:
