@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,8 @@ class State:
 
     log: EmbeddedLog | None = None
     batch: pa.RecordBatch | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+    """What another benchmark's commands need."""
 
 
 Finish = tuple[int, float, int]

@@ -89,6 +89,7 @@ def test_what_failed_is_run_again_alone_and_named_when_it_passes_then(
 
     monkeypatch.setattr(check, "passes", passes)
     monkeypatch.setattr(check, "RECORD", ["true"])
+    monkeypatch.setattr(check, "KAFKA", ["true"])
     monkeypatch.setattr(system, "provide", list)
     assert check.main([]) == int(twice)
     shown = capsys.readouterr().out

@@ -33,6 +33,8 @@ RECORD = [
     *(sys.executable, "-c"),
     "from headrace.pipelines import spark; spark.find_archive().exists() or spark.record()",
 ]
+KAFKA = [sys.executable, "-m", "headrace.testing.kafka"]
+"""Fetches the jars of a broker, once on a machine."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,14 @@ def main(arguments: list[str]) -> int:
         report = Path(folder) / "junit.xml"
         # Spark is started some thirty times: with its class archive each start costs half.
         recorder = subprocess.Popen(RECORD, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        fetcher = subprocess.Popen(
+            KAFKA, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
         *before, tests = steps(report, arguments)
         failed = [step.name for step in before if not passes(step)]
         recorder.wait()
+        said = fetcher.communicate()[1].splitlines()
+        unavailable += said[-1:] if fetcher.returncode else []
         tests_pass = passes(tests)
         counts, skipped, fallen = read_report(report)
         unsteady: list[str] = []

@@ -509,6 +509,8 @@ def test_a_table_that_cannot_be_carried_stops_and_the_others_go_on(
     shop.run("caught up")
     assert shop.state.tables["public.bad"].status == "stopped"
     assert "NaN" in shop.state.tables["public.bad"].reason
+    assert shop.state.tables["public.bad"].reason.startswith("column ")
+    assert shop.state.tables["public.bad"].reason.endswith("(HR-CAPTURE-021)")
     assert differences(log, connection, "shop", ["a"]) == []
 
 

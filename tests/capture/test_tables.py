@@ -620,10 +620,10 @@ def test_a_column_that_is_named_as_a_topics_own(
     run("create table u(id int primary key)")
     shop = capture(log, database.dsn())
     shop.run("caught up")
-    assert reason(shop, "public.t") == "column '_weight' starts with '_'"
+    assert reason(shop, "public.t") == "column '_weight' starts with '_' (HR-LOG-025)"
     run("alter table u add column _lsn bigint; insert into u values (1, 5)")
     shop.run("caught up")
-    assert reason(shop, "public.u") == "column '_lsn' starts with '_'"
+    assert reason(shop, "public.u") == "column '_lsn' starts with '_' (HR-LOG-025)"
     run("alter table t rename column _weight to w; insert into t values (1, 2)")
     run("alter table u drop column _lsn")
     asks(log, database, t=1, u=1)

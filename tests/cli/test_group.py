@@ -147,8 +147,10 @@ def test_settings_of_a_topic_are_changed_and_shown(headrace: Headrace, log: Embe
     assert "drop: what finds the slowest group 10 rows behind" in text
     assert f"{log.dropped('t')} rows found no room" in text
     assert headrace("topic", "show", "t", "--json").json["dropped"] == log.dropped("t") > 0
-    made = headrace("topic", "set", "t", "retention_seconds=none", "compact=true", "--json").json
-    assert (made["retention_seconds"], made["compact"]) == (None, True)
+    made = headrace(
+        "topic", "set", "t", "retention_seconds=none", "grace_seconds=60", "--json"
+    ).json
+    assert (made["retention_seconds"], made["grace_seconds"]) == (None, 60)
     assert headrace("topic", "set", "t").json == made
 
 

@@ -9,15 +9,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.cli.input import Line, LineIntake, lines_of, raw_members
 from headrace.cli.output import NdjsonWriter
+from headrace.derived.postgres_text import from_json
+from headrace.model.ddl import parse_type
 from headrace.model.json_values import json_values
 from headrace.model.rows import opaque_schema
 from headrace.model.schema import schema_of
 from headrace.model.topic import Topic
+from headrace.sources.postgres.values import printed
 from tests.model.strategies import TYPES, values_of
 
 
@@ -99,6 +102,32 @@ def test_how_each_type_is_spelled(ddl: str, value: object) -> None:
     found = taken(f"x {ddl}", json.dumps({"x": value}))
     assert found.bad == []
     assert json.loads(json.dumps(json_values(found.batch.column(0)))) == [value]
+
+
+@given(
+    st.sampled_from(["date", "timestamp", "timestamp_ntz"]),
+    st.integers(0, 63).flatmap(lambda bits: st.integers(-(1 << bits), (1 << bits) - 1)),
+)
+@example("date", 2**31 - 1)
+@example("timestamp", -(2**63))
+@example("timestamp_ntz", 2**63 - 1)
+def test_no_moment_is_written_as_another(ddl: str, number: int) -> None:
+    """Infinity as captures carry it, and years that Python and Arrow do not have."""
+    kind = parse_type(ddl)
+    integer = pa.int32() if ddl == "date" else pa.int64()
+    if ddl == "date":
+        number = max(-(2**31), min(2**31 - 1, number))
+    column = pa.array([number], integer).view(kind)
+    (text,) = json_values(column)
+    assert pa.array([from_json(text, kind)], kind).equals(column)
+    (wanted,) = printed(column)
+    assert wanted is not None
+    if wanted.endswith("infinity"):
+        assert text == wanted
+    elif not wanted.endswith("BC"):
+        assert text.replace("T", " ").removesuffix("Z") == wanted.removesuffix("+00")
+    midnight = pa.array([86_400_000_000, 1], pa.int64()).view(pa.time64("us"))
+    assert json_values(midnight) == ["24:00:00", "00:00:00.000001"]
 
 
 def test_other_spellings() -> None:

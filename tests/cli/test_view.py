@@ -51,6 +51,8 @@ def test_from_plan_to_rows(headrace: Headrace, file: str) -> None:
     rows = headrace("view", "read", "revenue").rows
     assert sorted((row["status"], row["revenue"]) for row in rows) == [("open", 4), ("paid", 6)]
     assert "open" in headrace("view", "read", "shop.revenue", "--format", "table").out
+    late = headrace("view", "read", "revenue", "--at", "99999", "--timeout", "0.1")
+    assert (late.code, "HR-LOG-026" in late.err) == (1, True)
     assert "unchanged" in headrace("plan", file).out
     assert "HR-LOG-010" in headrace("view", "show", "nothing").err
 

@@ -41,6 +41,7 @@ from headrace.derived.wait import followers, mark_of, wait
 from headrace.interfaces import Cut, Kept
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.model.topic import define
+from headrace.runtime.verify import verify_kept
 from headrace.testing.follower_case import (
     ACCOUNTS,
     Bank,
@@ -890,6 +891,32 @@ def test_a_null_in_a_key_is_taken_also_where_another_row_is_refused(
     assert [one["key"] for one in aside.rows(log, "q/main")] == ['{"k": 2}']
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_keys_that_the_target_takes_for_one_and_the_log_does_not(
+    log: EmbeddedLog, database: Database, many: bool
+) -> None:
+    """A numeric 1.0 that becomes 1.00, as it is in the database that was captured."""
+    columns = "k string comment 'postgresql numeric', j bigint, v string"
+    log.create_topic("t", columns, key=["k", "j"], kind="changes")
+    kept = Kept("q", "main", {"t": "t"}, frozenset(), hr.Table(database.dsn(), "loose"))
+    others = [{"k": str(n), "j": 1, "v": "o"} for n in range(100, 100 + 2000 * many)]
+    log.append("t", [{"k": "1.0", "j": 1, "v": "a"}, {"k": "2", "j": 1, "v": "b"}])
+    with Follower(log, kept) as follower:
+        follower.run("caught up")
+        for old, new in [("1.0", "1.00"), ("1.00", "1"), ("1", "1.000")]:
+            changes = [{"k": new, "j": 1, "v": new}, {"k": old, "j": 1, "v": "x", "_weight": -1}]
+            log.append("t", [{"_weight": 1} | one for one in [*changes, *others]])
+            follower.run("caught up")
+            checked(log, kept)
+        log.append("t", [{"k": "1.000", "j": 1, "v": "x", "_weight": -1}])
+        follower.run("caught up")
+        checked(log, kept)
+    with database.connect() as connection:
+        found = connection.execute("select k::text from loose.t where k < 100").fetchall()
+    assert found == [("2",)]
+    assert not aside.rows(log, "q/main")
+
+
 def test_the_statement_names_the_table_of_the_target_and_no_other(
     log: EmbeddedLog, database: Database
 ) -> None:
@@ -975,6 +1002,8 @@ def test_copies_of_a_row_that_were_refused_come_back_and_no_more(
             log.append("t", [{"v": 1, "_weight": 1}] * 3)
             follower.run("caught up")
             assert len(aside.rows(log, "q/main")) == 1
+            (found,) = verify_kept(log, kept)
+            assert (found.differing, found.aside) == (0, 1)
             user.execute("alter table q.t drop constraint no")
             if way == "asked":
                 aside.replace(log, "q/main", aside.rows(log, "q/main"), asked=True)

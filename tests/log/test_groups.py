@@ -23,6 +23,7 @@ from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.groups.consumer import Consumer
 from headrace.log.groups.watch import lives
 from tests.log.kit import Machine, machine_log
+from tests.log.test_keeper import seal
 
 
 def rows(count: int, first: int = 0) -> list[dict[str, int]]:
@@ -369,6 +370,30 @@ def test_what_retention_took_is_told_exactly_or_skipped_and_counted(
     facts = t.group("g")
     assert [lag.skipped for lag in facts.lags] == starts
     assert facts.lag.events == 0
+
+
+def test_what_the_keeper_let_go_is_told_and_skipped(t: EmbeddedLog) -> None:
+    """With real retention, over sealed files: also while a reading is under way."""
+    t.consumer("t", "g").close()
+    reader = t.consumer("t", "late", follow=False, max_rows=10, on_gone="skip")
+    read = len(next(reader))
+    reader.commit()
+    t.set_topic("t", retention_seconds=0)
+    seal(t)
+    starts = t.starts("t")
+    assert starts == t.ends("t")
+    t.append("t", rows(10, 100))
+    with (
+        t.consumer("t", "g", follow=False) as consumer,
+        pytest.raises(errors.OffsetsGone) as raised,
+    ):
+        next(consumer)
+    gone = {p: [0, start - 1] for p, start in enumerate(starts)}
+    assert raised.value.details["partitions"] == gone
+    with reader:
+        read += len(numbers(reader))
+        assert read + reader.skipped["gone"] == 110
+    assert t.group("late").lag.events == 0
 
 
 # --- lag ------------------------------------------------------------------------------------------

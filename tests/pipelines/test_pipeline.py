@@ -9,12 +9,14 @@ find (test_views_random), crashes at every instant (the kill tests), speed.
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
@@ -447,3 +449,55 @@ def test_views_whose_state_is_gone_are_built_anew(log: Any, spark: Any, tmp_path
         assert values(rows(again, "revenue")) == [("at", 10.0, 1), ("ch", 5.0, 1)]
         said = [batch.data.column("_weight").to_pylist() for batch in restored.read("shop.revenue")]
         assert said == [[1], [1]], "what was right is not said again"
+
+
+def test_a_time_of_day_is_kept_by_every_operator(log: Any, spark: Any) -> None:
+    """Spark's have nanoseconds, the log's microseconds: state and topics must agree on one."""
+    log.create_topic("shifts", "id bigint, starts time, ends array<time>", key="id", kind="changes")
+    early, late = time(1, 2, 3, 456789), time(23, 59, 59, 999999)
+    first = {"id": 1, "starts": early, "ends": [late, None]}
+    log.append("shifts", [first, {"id": 2, "starts": None, "ends": None}])
+    pipeline = hr.Pipeline("work")
+    pipeline.table("shifts")
+    pipeline.view("same", key="id", sql="SELECT * FROM shifts")
+    pipeline.view("both", sql="SELECT a.starts, b.ends FROM same a JOIN shifts b ON a.id = b.id")
+    pipeline.view("each", sql="SELECT DISTINCT starts FROM shifts")
+    pipeline.view("first", sql="SELECT min(starts) AS at, count(*) AS n FROM shifts")
+    pipeline.run(log, until="caught up")
+    assert rows(pipeline, "same") == [(1, early, [late, None]), (2, None, None)]
+    second = {"id": 1, "starts": late, "ends": [early]}
+    log.append("shifts", [{**first, "_weight": -1}, {**second, "_weight": 1}])
+    pipeline.run(log, until="caught up")
+    assert rows(pipeline, "same") == [(1, late, [early]), (2, None, None)]
+    assert rows(pipeline, "both") == [(None, None), (late, [early])]
+    assert rows(pipeline, "each") == [(None,), (late,)]
+    assert rows(pipeline, "first") == [(late, 2)]
+
+
+def test_a_failing_row_with_moments_that_python_does_not_have_is_set_aside(
+    log: Any, spark: Any
+) -> None:
+    log.create_topic("terms", "id bigint, until date", key="id", kind="changes")
+    until = pa.array([2**31 - 1, 0], pa.int32()).view(pa.date32())
+    log.append("terms", pa.table({"id": [1, 2], "until": until, "_weight": [1, 1]}))
+    pipeline = hr.Pipeline("rent")
+    pipeline.table("terms")
+    pipeline.view("inverse", sql="SELECT until, 1 / (id - 1) AS n FROM terms", on_error="set_aside")
+    pipeline.run(log, until="caught up")
+    (row,) = added_up(log, "rent._aside", None).column("row").to_pylist()
+    assert json.loads(row) == {"id": 1, "until": "infinity"}
+    wrong = hr.Pipeline("wrong")
+    wrong.table("terms")
+    wrong.view("same", key="one", sql="SELECT 1 AS one, until FROM terms")
+    with pytest.raises(hr.errors.ViewStopped, match="'until': 'infinity'"):
+        wrong.run(log, until="caught up")
+
+
+def test_a_view_without_columns_or_types_is_refused_at_its_place(log: Any, spark: Any) -> None:
+    for sql, said in (
+        ("SELECT id, NULL AS note FROM orders", "'note' of view 'v' has no type"),
+        ("SELECT * EXCEPT (id, customer, amount, status) FROM orders", "has no columns"),
+    ):
+        with pytest.raises(hr.errors.BadPipeline, match=said) as caught:
+            shop(v=sql).run(log, until="caught up")
+        assert "test_pipeline.py:" in caught.value.place

@@ -25,6 +25,8 @@ NOT_KEPT = {
     "max_by": "select max_by(id, qty) from orders",
     "mode": "select mode(qty) from orders",
     "listagg": "select listagg(status) from orders",
+    "a KLL sketch": "select kll_sketch_agg_bigint(id) from orders",
+    "approx_top_k_accumulate": "select approx_top_k_accumulate(id) from orders",
     "sample": "select * from orders tablesample (10 percent)",
     "a recursive query": """with recursive n(i) as (
         select 1 union all select i + 1 from n where i < 3) select * from n""",
@@ -159,8 +161,17 @@ def test_what_spark_says_against_a_definition_comes_with_the_line_that_did_it(sp
 
 def test_a_definition_that_returns_no_frame_is_refused(spark: Any) -> None:
     forgetful: Any = lambda orders: None  # noqa: E731
-    with pytest.raises(errors.BadDefinition, match="not a DataFrame"):
+    with pytest.raises(errors.BadDefinition, match="gave nothing, not a DataFrame"):
         read_definition(spark, forgetful, SCHEMAS)
+    hasty: Any = lambda orders: orders.toPandas()  # noqa: E731
+    with pytest.raises(errors.BadDefinition, match="a DataFrame of pandas, not a DataFrame of Spa"):
+        read_definition(spark, hasty, SCHEMAS)
+
+
+def test_frequent_items_depend_on_the_order_of_rows(spark: Any) -> None:
+    common: Any = lambda orders: orders.freqItems(["status"])  # noqa: E731
+    with pytest.raises(errors.NotKept, match="freqItems"):
+        read_definition(spark, common, SCHEMAS)
 
 
 def test_a_parameter_that_is_no_input_is_refused_with_the_nearest_name(spark: Any) -> None:

@@ -230,3 +230,20 @@ def test_the_test_of_a_new_project_passes_and_its_plan_says_what_a_change_does(
     done = headrace("plan", "--project", str(root))
     assert done.code == 1
     assert "HR-VIEW-022" in done.out
+
+
+@pytest.mark.parametrize(
+    ("transactions", "schemas", "said"),
+    [
+        ({"orders": []}, {}, "not a list of transactions"),
+        ([{"orders": {"id": 1}}], {}, "not a list of transactions"),
+        (["orders"], {}, "not a list of transactions"),
+        ([{"orders": [{"amount": 1}, {"amount": "a"}]}], {}, "no common types"),
+        ([], {"order": "id int"}, "has no input 'order'"),
+    ],
+)
+def test_a_history_that_is_none_is_refused(
+    transactions: Any, schemas: dict[str, str], said: str
+) -> None:
+    with pytest.raises(errors.BadPipeline, match=said):
+        hr.testing.history(transactions, **schemas).rows(shop(), "revenue")

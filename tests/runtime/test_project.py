@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click import unstyle
 
 import headrace as hr
 from headrace import errors
@@ -220,6 +222,17 @@ def test_init_makes_a_project_and_the_doctor_finds_it_well(
     done = headrace("doctor", "--quick", "--json", "--project", str(root))
     assert done.code == 0
     assert {one["level"] for one in done.json} <= {"ok", "warning"}
+
+
+def test_status_says_why_a_table_is_stopped_and_which_table_was_verified() -> None:
+    stopped = {"status": "stopped", "rows_read": 0, "reason": "column x is of type y"}
+    capture = {"name": "shop", "last_commit_age_seconds": None, "tables": {"public.a": stopped}}
+    found = {"name": "shop/main", "table": "a", "against": "log", "through": 7, "rows": 5}
+    nothing: dict[str, Any] = {"parts": [], "pipelines": [], "followers": [], "topics": []}
+    now = {"project": "p", "supervisor": None, "position": 1, "captures": [capture]} | nothing
+    text = "\n".join(shown(now | {"verified": [found | {"differing": 0}]}, None))
+    assert "column x is of type y" in text
+    assert re.search(r"shop/main +a +log +7 +5 +0", unstyle(text))
 
 
 def test_the_doctor_says_what_is_in_the_way(tmp_path: Path) -> None:

@@ -505,11 +505,22 @@ def test_the_server_stops_with_feeds_open_and_readers_that_do_not_read(tmp_path:
             one.close()
 
 
-def test_what_goes_wrong_in_a_feed_is_said_in_it(url: str, log: EmbeddedLog) -> None:
-    """The answer has begun, and cannot become a problem: a value comes that JSON cannot say."""
+def test_what_goes_wrong_in_a_feed_is_said_in_it(
+    url: str, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer has begun, and cannot become a problem: a value comes that cannot be written."""
+    far = pa.table({"day": pa.array([2**31 - 1], pa.int32()).cast(pa.date32())})
     log.create_topic("far", "day date")
     with Listener(url, "/v1/feed/far?start=earliest") as listener:
-        log.append("far", pa.table({"day": pa.array([2**31 - 1], pa.int32()).cast(pa.date32())}))
+        log.append("far", far)
+        (event,) = listener.until(lambda found: found)
+    assert event.data["changes"][0]["row"] == {"day": "infinity"}
+
+    def fails(column: pa.Array) -> list[Any]:
+        raise errors.WrongType(f"{column.type} cannot be written", place="far")
+
+    monkeypatch.setattr(feeding, "json_values", fails)
+    with Listener(url, "/v1/feed/far?start=earliest") as listener:
         (event,) = listener.until(lambda found: found)
     assert (event.name, event.data["code"]) == ("problem", "HR-LOG-016")
 

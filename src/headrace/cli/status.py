@@ -53,7 +53,7 @@ def shown(now: dict[str, Any], before: dict[str, Any] | None) -> list[str]:
     if now["parts"]:
         lines += ["", *_parts(now)]
     tables = [(_captures, (3,)), (_pipelines, (2, 3, 4)), (_followers, (2, 3, 4))]
-    for table, right in [*tables, (_verified, (2, 3, 4))]:
+    for table, right in [*tables, (_verified, (3, 4, 5))]:
         rows = table(now)
         if len(rows) > 1:
             lines += ["", *_set(rows, right)]
@@ -67,12 +67,13 @@ def _number(value: int | None, unit: str = "") -> str:
 
 
 def _captures(now: dict[str, Any]) -> Rows:
-    rows: Rows = [("capture", "table", "state", "rows read", "last commit")]
+    rows: Rows = [("capture", "table", "state", "rows read", "last commit", "")]
     for one in now["captures"]:
         age = one["last_commit_age_seconds"]
         last = "-" if age is None else f"{lasting(age)} ago"
         for table, of in one["tables"].items():
-            rows.append((one["name"], table, of["status"], _number(of["rows_read"]), last))
+            cells = (one["name"], table, of["status"], _number(of["rows_read"]), last)
+            rows.append((*cells, of["reason"]))
     return rows
 
 
@@ -94,10 +95,10 @@ def _followers(now: dict[str, Any]) -> Rows:
 
 
 def _verified(now: dict[str, Any]) -> Rows:
-    rows: Rows = [("verified", "against", "through", "rows", "differing")]
+    rows: Rows = [("verified", "table", "against", "through", "rows", "differing")]
     for one in now["verified"]:
         numbers = [_number(one[name]) for name in ("through", "rows", "differing")]
-        rows.append((one["name"], one["against"], *numbers))
+        rows.append((one["name"], one["table"], one["against"], *numbers))
     return rows
 
 

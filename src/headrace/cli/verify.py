@@ -86,16 +86,16 @@ def verify(
         def report(now: Any) -> None:
             progress.show(lambda seconds: _text(now))
 
+        def done(result: Result) -> None:
+            progress.clear()
+            _show(result)
+
         results = run(
             log, name, known, against=against, table=table, repair=repair,
-            options=Options(limit, rate, None if as_json else report),
+            options=Options(limit, rate) if as_json else Options(limit, rate, report, done),
         )  # fmt: skip
-        progress.clear()
     if as_json:
         click.echo(json.dumps([one.to_json() for one in results], ensure_ascii=False))
-    else:
-        for one in results:
-            _show(one)
     if any(one.differing for one in results):
         raise click.exceptions.Exit(1)
 

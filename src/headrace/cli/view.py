@@ -127,7 +127,7 @@ def show(name: str, path: str, as_json: bool) -> None:
     type=click.FloatRange(0),
     default=5.0,
     show_default=True,
-    help="With --after: how long to wait.",
+    help="With --after or --at: how long to wait.",
 )
 @format_options()
 @log_option

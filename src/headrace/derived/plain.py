@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from headrace.derived.postgres_text import from_json
@@ -57,20 +56,33 @@ def between(table: KeptTable, rows: pa.Table, after: Key | None, through: Key | 
     if not keys:
         ids = [row_ids(one) for one in rows.combine_chunks().to_batches()]
         rows, keys = rows.append_column("_row", pa.chunked_array(ids, pa.binary(16))), ["_row"]
-    order = [(key, "ascending", "at_start") for key in keys]
-    rows = rows.take(pc.sort_indices(rows, order))
-    found = list(zip(*(rows.column(key).to_pylist() for key in keys), strict=True))
-    low = sum(after is not None and not _above(one, after) for one in found)
-    high = sum(through is None or not _above(one, through) for one in found)
-    return rows.slice(low, max(high - low, 0)).select(table.schema.names)
+    kinds = [rows.schema.field(key).type for key in keys]
+    found = _orders([rows.column(key).combine_chunks() for key in keys])
+    low, high = (
+        one and _orders([pa.array([v], k) for v, k in zip(one, kinds, strict=True)])[0]
+        for one in (after, through)
+    )
+    chosen = [
+        at
+        for at in sorted(range(rows.num_rows), key=found.__getitem__)
+        if (low is None or found[at] > low) and (high is None or found[at] <= high)
+    ]
+    return rows.take(pa.array(chosen, pa.int64())).select(table.schema.names)
 
 
-def _above(key: Key, bound: Key) -> bool:
-    """Whether a key is above a bound; null is below all else."""
-    for one, other in zip(key, bound, strict=True):
-        if one != other:
-            return other is None or (one is not None and one > other)
-    return False
+def _orders(columns: Sequence[pa.Array]) -> list[tuple[tuple[int, Any], ...]]:
+    """Keys to compare in the order of the log: null first, NaN last, texts by their bytes."""
+    made = []
+    for column in columns:
+        kind = column.type
+        if pt.is_temporal(kind):  # Python does not have them all
+            column = column.view(pa.int32() if pt.is_date(kind) else pa.int64())  # noqa: PLW2901
+        elif pt.is_string(kind):
+            column = column.cast(pa.binary())  # noqa: PLW2901
+        made.append(
+            [(0, 0) if v is None else (2, 0) if v != v else (1, v) for v in column.to_pylist()]  # noqa: PLR0124
+        )
+    return list(zip(*made, strict=True))
 
 
 def mark_text(mark: Mark) -> str:

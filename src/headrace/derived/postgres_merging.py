@@ -12,6 +12,11 @@ would be refused, or take along what points there. Rows that failed are tried on
 others, for they may have needed each other. What is left is refused, and its key is removed: a
 table never shows a row that is no longer true.
 
+**Keys that PostgreSQL takes for one.** 1.0 and 1.00 are one numeric, P1D and PT24H one interval,
+and in the log, where they are texts, two keys. When one becomes the other, the old one goes and the
+new one comes in one cut: what goes is left out then, the key is updated too, and only the row that
+is written in the same way is ever deleted.
+
 **Null keys.** A table has a primary key until the first key with a null in it: then the key becomes
 `unique nulls not distinct`.
 
@@ -40,7 +45,7 @@ from headrace.derived.postgres_session import (
     quoted,
     raw,
 )
-from headrace.derived.postgres_text import as_array, as_csv, type_of
+from headrace.derived.postgres_text import as_array, as_csv, is_loose, type_of
 from headrace.derived.rows import WEIGHT, row_ids
 from headrace.interfaces import Changes, KeptTable, Refused
 from headrace.model.json_values import json_values
@@ -210,6 +215,16 @@ class Merging(Reading):
             return
         names = table.schema.names
         source, values = self._source(table, rows)
+        loose = [one.name for one in table.columns if one.name in table.key and is_loose(one)]
+        written: sql.Composable = sql.SQL("")
+        if loose and not replace:
+            others_of_key: LiteralString = same.replace("t.", "e.")
+            source = sql.SQL(
+                "(select * from {d} d where _weight > 0 or not exists "
+                "(select from {d} e where e._weight > 0 and {same}))"
+            ).format(d=source, same=each(others_of_key, table.key, " and "))
+            form: LiteralString = " and format('%s', t.{n}) = format('%s', d.{n})"
+            written = each(form, loose, "")
         parts = {
             "t": self._table(name),
             "d": source,
@@ -224,16 +239,18 @@ class Merging(Reading):
             )
             self._run(insert, *values, **parts)
             return
-        others = [one for one in names if one not in table.key]
+        others = [one for one in names if one not in table.key or one in loose]
         update: sql.Composable = sql.SQL("do nothing")
         if others:
             update = sql.SQL("update set ") + each("{n} = d.{n}", others, ", ")
         self._run(
             "merge into {t} t using {d} d on {same} "
-            "when matched and d._weight < 0 then delete when matched then {update} "
+            "when matched and d._weight < 0{written} then delete "
+            "when matched and d._weight > 0 then {update} "
             "when not matched and d._weight > 0 then insert ({names}) values ({values})",
             *values,
             **parts,
+            written=written,
             update=update,
         )
 

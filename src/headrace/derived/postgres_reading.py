@@ -78,7 +78,7 @@ class Reading(Session):
         bounds = [_beyond(keys, after)] if after is not None else []
         if through is not None:
             bounds.append(sql.SQL("not ") + _beyond(keys, through))
-        return sql.SQL("copy (select {} from {} {} order by {}) to stdout (format csv)").format(
+        return sql.SQL("copy (select {} from {} t {} order by {}) to stdout (format csv)").format(
             sql.SQL(", ").join(
                 raw(selected(sql.Identifier(one.name).as_string(self._connection), one.type))
                 for one in table.columns
@@ -101,7 +101,8 @@ class Reading(Session):
         types = {column.name: column for column in table.columns}
         order = []
         for key in table.key or ("_row", "_copy"):
-            made = sql.Identifier(key).as_string(self._connection)
+            # With the table: a bare name would be that of the text that is selected.
+            made = f"t.{sql.Identifier(key).as_string(self._connection)}"
             if key in types and pt.is_string(types[key].type) and type_of(types[key]) != "text":
                 made = f"format('%s', {made}) collate \"C\""  # as it is written: see `selected`
             order.append(made if (key,) in found else f"{made} nulls first")

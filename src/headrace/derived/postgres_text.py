@@ -31,11 +31,13 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from pyarrow import csv
 
-from headrace.model.json_values import json_values
+from headrace.model.json_values import far_moment, json_values
 from headrace.model.schema import Column
 
 TEXTS = {"uuid", "jsonb", "numeric", "interval", "inet", "cidr", "macaddr", "macaddr8", "time"}
 """Types whose values a capture carries as text, and which every server has, with equality."""
+LOOSE = {"numeric", "interval", "jsonb"}
+"""Those of them in which texts that differ may be equal: 1.0 and 1.00."""
 CAPTURED = re.compile(r"postgresql ((\w+)[^\[]*)")
 """How the comment of a column says that it was captured from such a type."""
 _NAMES = {
@@ -65,6 +67,12 @@ def type_of(column: Column) -> str:
     if pt.is_string(column.type) and found and found[2] in TEXTS:
         return found[1]
     return _name(column.type)
+
+
+def is_loose(column: Column) -> bool:
+    """Whether PostgreSQL takes values for one that differ in the log."""
+    found = CAPTURED.fullmatch(column.comment or "")
+    return bool(pt.is_string(column.type) and found and found[2] in LOOSE)
 
 
 def _name(kind: pa.DataType) -> str:
@@ -280,6 +288,8 @@ def from_json(value: Any, kind: pa.DataType) -> Any:
         return Decimal(value)
     if pt.is_binary(kind):
         return b64decode(value)
+    if pt.is_temporal(kind) and (far := far_moment(value, kind)) is not None:
+        return far
     if pt.is_date(kind):
         return date.fromisoformat(value)
     if pt.is_timestamp(kind):

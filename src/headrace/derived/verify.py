@@ -263,10 +263,14 @@ def equal_rows(one: pa.RecordBatch, other: pa.RecordBatch, tolerance: float = 0.
     return same
 
 
-def as_multiset(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> list[pa.RecordBatch]:
+def as_multiset(
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    weights: npt.NDArray[np.int64] | None = None,
+) -> list[pa.RecordBatch]:
     """Rows without a key as rows that have one: two hashes, the row, and how often it is there.
 
-    All rows are held at once. The key is `MULTISET`.
+    All rows are held at once. The key is `MULTISET`. `weights`: of all rows, by default 1 each.
     """
     whole = pa.Table.from_batches(list(batches), schema).combine_chunks()
     rows = whole.to_batches()[0] if whole.num_rows else pa.RecordBatch.from_pylist([], schema)
@@ -277,7 +281,9 @@ def as_multiset(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> list[pa
     if len(order):
         fresh[1:] = (words[0][1:] != words[0][:-1]) | (words[1][1:] != words[1][:-1])
     starts = np.flatnonzero(fresh)
-    copies = np.diff(np.append(starts, len(order)))
+    weights = np.ones(len(order), np.int64) if weights is None else weights
+    copies = np.add.reduceat(weights[order], starts) if len(starts) else weights
+    starts, copies = starts[copies != 0], copies[copies != 0]
     keys = [pa.array(word[starts].view(np.int64)) for word in words]
     rows = take_rows(rows, order[starts])
     columns = [*keys, *rows.columns, pa.array(copies, pa.int64())]

@@ -261,7 +261,7 @@ class Pipeline:
         return found
 
     def rows(self, name: str, *, at: int | None = None, log: EmbeddedLog | None = None) -> pa.Table:
-        """The rows of a view as they are visible at a position of the log (None: now)."""
+        """The rows of a view as visible at a position of the log, waiting for it (None: now)."""
         from headrace.pipelines.views.reading import rows_of
 
         return rows_of(self._of(log), self.name, name, at)

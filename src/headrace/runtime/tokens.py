@@ -228,13 +228,16 @@ def rows(
     """The rows of a view (`shop.revenue`) or of another topic of changes or with a key.
 
     `after`: a token; the rows are those of a moment that has it, or `NotYetThere` is raised when
-    the time is over. `at`: as visible at this position of the log instead.
+    the time is over. `at`: as visible at this position of the log instead; one that is not there
+    yet is waited for as long (`WaitTimeout`).
     """
     from headrace.pipelines.views.reading import added_up
 
     topic = log.topic(name)
     if after is not None and at is None:
         at = wait_topic(log, name, after, timeout)
+    elif at is not None:
+        log.wait(at, timeout)
     if (topic.kind == "changes" and not topic.key) or is_view(log, name):
         return added_up(log, name, at)
     found = log.table(name).scan(at=at).read_all()

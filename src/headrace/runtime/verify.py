@@ -30,6 +30,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headrace import errors
@@ -129,6 +130,8 @@ class Options:
     rows_per_second: float | None = None
     """At most so many rows of each side; None: as fast as it goes."""
     report: Callable[[Progress], None] | None = None
+    done: Callable[[Result], None] = lambda result: None
+    """Called with each result as soon as it is there."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,13 @@ def verify(
             fix=errors.nearest(name, known.kept) or f"there are {', '.join(known.kept) or 'none'}",
         )
     topics = [name] if kept is None else [t for n, t in kept.topics.items() if table in (None, n)]
-    results = []
+    results: list[Result] = []
+    done = (options or Options()).done
+
+    def add(result: Result) -> None:
+        results.append(result)
+        done(result)
+
     if kept is not None and against in (None, "log", "all"):
         results += verify_kept(log, kept, table=table, repair=repair, options=options)
     for topic in topics:
@@ -177,7 +186,7 @@ def verify(
         captured = topic_of_capture(log, topic)
         if captured and (against in ("source", "all") or (kept is None and against is None)):
             dsn = known.dsns.get(captured[0])
-            results.append(verify_source(log, *captured, dsn, options=options))
+            add(verify_source(log, *captured, dsn, options=options))
         pipeline, _, view = topic.partition(".")
         status = pipelines(log).get(pipeline)
         is_view = status is not None and bool(status.views.get(view))
@@ -190,7 +199,7 @@ def verify(
                     why="a batch reading runs the definition, and that is in a pipeline file",
                     fix="name the file with --file, or do it in the folder of the project",
                 )
-            results.append(verify_batch(log, found, view, options=options))
+            add(verify_batch(log, found, view, options=options))
     if not results:
         raise errors.CannotVerify(
             f"'{name}' cannot be held against {against or 'anything'}", place=name
@@ -226,6 +235,7 @@ def verify_kept(
                 result = _read_target(log, kept, target, one, options or Options(), None, count)
                 result.differences = result.differences or named
             results.append(result)
+            (options or Options()).done(result)
     finally:
         target.close()
     return results
@@ -348,17 +358,42 @@ def _read_target(
     refused = _refused(log, kept, table)
     for some in comparison:
         found = some
-        if found.kind == MISSING and table.key:
+        lacking = _lacking(found)
+        if lacking.any():
             refused |= _refused(log, kept, table)
-            keys = map(_text, _json_rows(found.rows.select(list(table.key))))
-            left = [at for at, key in enumerate(keys) if key not in refused]
+            keys = _key_texts(table, found.rows)
+            left = [at for at, key in enumerate(keys) if not (lacking[at] and key in refused)]
             result.aside += len(found) - len(left)
-            found = Found(MISSING, take_rows(found.rows, np.array(left, np.int64)), None)
+            places = np.array(left, np.int64)
+            ours, other = (
+                None if one is None else take_rows(one, places)
+                for one in (found.ours, found.theirs)
+            )
+            found = Found(found.kind, ours, other)
         running.add(found)
         if held is not None:
             held.append(found)
     result.rows = max(comparison.rows)
     return running.done(log, table.topic)
+
+
+def _lacking(found: Found) -> npt.NDArray[np.bool_]:
+    """Which of these the target has not, or not as often as it should."""
+    if found.ours is None or found.theirs is None:
+        return np.full(len(found), found.kind == MISSING)
+    if COPIES not in found.ours.schema.names:
+        return np.zeros(len(found), bool)
+    ours, theirs = (one.column(COPIES).to_numpy() for one in (found.ours, found.theirs))
+    less: npt.NDArray[np.bool_] = theirs < ours
+    return less
+
+
+def _key_texts(table: KeptTable, rows: pa.RecordBatch) -> list[str | None]:
+    """Keys as they are written where rows are set aside."""
+    if table.key:
+        return [_text(one) for one in _json_rows(rows.select(list(table.key)))]
+    ids = row_ids(rows.select(table.schema.names)).to_pylist()
+    return [_text({"_row": one.hex()}) for one in ids]
 
 
 def _refused(log: EmbeddedLog, kept: Kept, table: KeptTable) -> set[str | None]:

@@ -13,6 +13,9 @@ are undone, key by key, which is exact and needs no second reading::
 For one key that is so since transactions that change one row wait for each other: what comes after
 an unseen one is unseen too. So writers go on, no lock is held, and no difference is false.
 
+**A table without a key** is read by one snapshot, as its capture did. How often the log has a row
+for that snapshot is the sum of its weights up to the position, less those of unseen transactions.
+
 Rows that only the log has are found in the end: keys of the log that no chunk has shown are read
 once more in the database, by key, and held against the log in the same way. A table in which rows
 came behind its last key while it was read is decided so too.
@@ -30,13 +33,23 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace import errors
-from headrace.derived.verify import CHANGED, EXTRA, MISSING, Found, equal_rows
+from headrace.derived.verify import (
+    CHANGED,
+    EXTRA,
+    MISSING,
+    MULTISET,
+    Comparison,
+    Found,
+    as_multiset,
+    equal_rows,
+)
 from headrace.model.hashing import hash64
 from headrace.runtime.tokens import position_of
 from headrace.sources.postgres import catalog, settings
 from headrace.sources.postgres.capture import in_session
 from headrace.sources.postgres.captured import PENDING_ROWS, Captured, key_texts
 from headrace.sources.postgres.catalog import lsn_text
+from headrace.sources.postgres.keyless import Whole
 from headrace.sources.postgres.prepare import reached
 from headrace.sources.postgres.seen import among
 from headrace.sources.postgres.snapshot import CHUNK_ROWS, Chunk, Visible, Wanted, read_chunk
@@ -120,6 +133,9 @@ class SourceComparison:
                 self._settings.numeric_as_text,
             )  # fmt: skip
             wanted = captured.wanted(self._chunk_rows, CHUNK_BYTES)
+            if not self.key:
+                yield from self._counted(connection, wanted)
+                return
             for chunk in self._chunks(connection, wanted):
                 self._seen.append(self._hashes(chunk.rows))
                 yield from self._compared(chunk, None)
@@ -130,6 +146,50 @@ class SourceComparison:
                 chunk = _read(connection, replace(wanted, only=only))
                 catalog.heartbeat(connection)
                 yield from self._compared(chunk, keys)
+
+    def _counted(self, connection: psycopg.Connection, wanted: Wanted) -> Iterator[Found]:
+        """How often each row is there, in the database and in the log; all are held in memory."""
+        pieces = [*self._pieces(wanted)]
+        catalog.heartbeat(connection)
+        rows = [piece.rows for piece in pieces]
+        schema, visible = rows[-1].schema, pieces[-1].visible
+        self._wait_for(pieces[-1].lsn)
+        unseen, _ = self._transactions.unseen(visible, self.position)
+        topic = self._log.topic(self.topic)
+        names = [*schema.names, "_weight", "_xid"]
+        held, weight = [], []
+        for batch in self._log.read(self.topic, through=self.position, columns=names):
+            if topic.schemas[batch.schema_version - 1].generation != topic.schema.generation:
+                continue
+            xid = batch.data.column("_xid").fill_null(-1).to_numpy(zero_copy_only=False)
+            counts = batch.data.filter(pa.array(~np.isin(xid, unseen)))
+            weight.append(counts.column("_weight").to_numpy())
+            held.append(counts.select(schema.names).cast(schema))
+        ours = as_multiset(rows, schema)
+        theirs = as_multiset(held, schema, np.concatenate(weight) if weight else None)
+        yield from Comparison(ours, theirs, MULTISET)
+
+    def _pieces(self, wanted: Wanted) -> Iterator[Chunk]:
+        """A table without a key, as one snapshot sees it."""
+        while True:
+            with reached(in_session(self._dsn)) as own:
+                whole = Whole(own, 0, wanted)
+                if whole.begin():
+                    while True:
+                        piece = whole.next()
+                        self.rows += piece.count
+                        yield piece
+                        self.report()
+                        if piece.last is None:
+                            return
+            time.sleep(0.05)
+
+    def _wait_for(self, lsn: int) -> int:
+        """The newest position of the log when the capture has passed an LSN."""
+        token = f"lsn:{self._capture}:{lsn_text(lsn)}"
+        position_of(self._log, token, PATIENCE_SECONDS)
+        self.position = self._log.position
+        return self.position
 
     def _chunks(self, connection: psycopg.Connection, wanted: Wanted) -> Iterator[Chunk]:
         """The chunks of the table, a few read ahead of where the capture is."""
@@ -147,9 +207,7 @@ class SourceComparison:
 
     def _compared(self, chunk: Chunk, keys: pa.RecordBatch | None) -> Iterator[Found]:
         """Hold a chunk against the log; with `keys`, also those of them that it does not have."""
-        token = f"lsn:{self._capture}:{lsn_text(chunk.lsn)}"
-        position_of(self._log, token, PATIENCE_SECONDS)
-        position = self.position = self._log.position
+        position = self._wait_for(chunk.lsn)
         self.rows += chunk.rows.num_rows if keys is None else 0
         schema = chunk.rows.schema
         asked = chunk.rows.select(list(self.key)) if keys is None else keys

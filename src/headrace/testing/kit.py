@@ -51,7 +51,23 @@ def history(transactions: Iterable[Transaction], **schemas: str | pa.Schema) -> 
     says them exactly, as `orders="id bigint, amount decimal(10, 2)"`; an input without rows needs
     it.
     """
-    return History(list(transactions), schemas)
+    found = list(transactions)
+    for number, one in enumerate(found):
+        if not _is_transaction(one):
+            raise errors.BadPipeline(
+                "the history is not a list of transactions",
+                place=f"transaction {number}",
+                why="a transaction says for each input which rows come, and which go",
+                fix='e.g. hr.testing.history([{"orders": [{"id": 1}]}, {"-orders": [{"id": 1}]}])',
+            )
+    return History(found, schemas)
+
+
+def _is_transaction(one: object) -> bool:
+    return isinstance(one, Mapping) and all(
+        isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows)
+        for rows in one.values()
+    )
 
 
 def same(found: Iterable[Row], expected: Iterable[Row]) -> None:
@@ -112,6 +128,8 @@ class History:
     def _make_topics(self, pipeline: Pipeline, log: EmbeddedLog) -> None:
         for name in [name.removeprefix("-") for one in self._transactions for name in one]:
             _among(name, pipeline.inputs, f"pipeline '{pipeline.name}' has no input")
+        for name in self._schemas:
+            _among(name, pipeline.inputs, f"pipeline '{pipeline.name}' has no input")
         for one in pipeline.inputs.values():
             schema = self._schemas.get(one.name)
             if schema is None:
@@ -129,9 +147,17 @@ class History:
                         fix=f'say them: hr.testing.history([...], {one.name}="id bigint, ...")',
                     )
                 columns = list(dict.fromkeys(name for row in rows for name in row))
-                schema = pa.Table.from_pylist(
-                    [{name: row.get(name) for name in columns} for row in rows]
-                ).schema
+                try:
+                    schema = pa.Table.from_pylist(
+                        [{name: row.get(name) for name in columns} for row in rows]
+                    ).schema
+                except pa.ArrowException as error:
+                    raise errors.BadPipeline(
+                        f"the rows of input '{one.name}' have no common types: {error}",
+                        place=pipeline.name,
+                        why="the columns of an input are those of its rows",
+                        fix=f'say them: hr.testing.history([...], {one.name}="id bigint, ...")',
+                    ) from error
             kind = "changes" if one.kind == "table" else "events"
             log.create_topic(one.topic, schema, kind=kind, exist_ok=True)
 

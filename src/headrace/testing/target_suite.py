@@ -196,6 +196,29 @@ def a_range_is_read_in_key_order(open_target: Open) -> None:
     assert rows(target, PAIRS, after=("zz", 0)) == [w for w in wanted if w["a"] > "zz"]
 
 
+def keys_of_any_type_are_in_the_order_of_the_log(open_target: Open) -> None:
+    """NaN is above all other numbers, infinity above all other moments, null below everything."""
+    floats = table("floats", "k double, v bigint", "k")
+    numbers = [None, float("-inf"), -1.5, 0.0, 2.0, float("inf"), float("nan")]
+    target = started(open_target, change(floats, [{"k": k, "v": 1} for k in numbers[::-1]]))
+    assert str([one["k"] for one in rows(target, floats)]) == str(numbers)
+    decimals = table("decimals", "k decimal(6,2), v bigint", "k")
+    amounts = [None, *map(Decimal, ("-10.00", "-9.50", "0.00", "9.00", "10.00"))]
+    given = change(decimals, [{"k": k, "v": 1} for k in amounts[::-1]])
+    target = started(lambda _: open_target("p/decimals"), given)
+    assert [one["k"] for one in rows(target, decimals)] == amounts
+    moments = table("moments", "k timestamp_ntz, v bigint", "k")
+    us = pa.array([-(2**63), -63_000_000_000_000_000, 0, 2**63 - 1], pa.int64())
+    two = [pa.array([1] * 4, pa.int64())] * 2
+    chunk = pa.RecordBatch.from_arrays(
+        [us.view(pa.timestamp("us")), *two], names=["k", "v", WEIGHT]
+    )
+    other = started(lambda _: open_target("p/moments"), _given(moments, chunk.take([2, 0, 3, 1])))
+    _, batches = other.read(moments)
+    found = pa.Table.from_batches(batches, moments.schema).column("k").combine_chunks()
+    assert found.view(pa.int64()).equals(us)
+
+
 def values_come_back_as_they_were(open_target: Open) -> None:
     """Every type, its limits and its odd values."""
     everything = table("everything", ALL_TYPES, "id")
@@ -383,6 +406,7 @@ CHECKS: list[Callable[[Open], None]] = [
     a_multiset_counts_its_copies,
     keys_may_be_null,
     a_range_is_read_in_key_order,
+    keys_of_any_type_are_in_the_order_of_the_log,
     values_come_back_as_they_were,
     an_older_epoch_is_fenced,
     followers_do_not_know_each_other,

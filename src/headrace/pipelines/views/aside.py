@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace import errors
+from headrace.model.json_values import json_values
 from headrace.pipelines.pipeline import View
 from headrace.pipelines.views.algebra import Stateless
 from headrace.pipelines.views.changes import joined, weights
@@ -74,14 +75,14 @@ class Evaluator:
         view = self._views[batch.view]
         names = node.inputs[place].names or rows.schema.names
         row: dict[str, Any] = {
-            name: column[0].as_py() for name, column in zip(names, rows.columns, strict=False)
+            name: json_values(column)[0] for name, column in zip(names, rows.columns, strict=False)
         }
         reason = error.fact.strip()
         if view.on_error == "stop":
             raise errors.ViewStopped(
                 f"view '{view.name}' fails on the row {row}: {reason}", place=view.place
             ) from error
-        text = json.dumps(row, default=str, ensure_ascii=False)
+        text = json.dumps(row, ensure_ascii=False)
         weight = int(weights(rows)[0])
         aside = {"view": view.name, "reason": reason, "row": text}
         batch.aside += [{**aside, "_weight": 1 if weight > 0 else -1}] * abs(weight)

@@ -99,6 +99,15 @@ def nothing(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=with_weight(schema))
 
 
+def typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A change with exactly these types."""
+    wanted = with_weight(schema)
+    if batch.schema.types == wanted.types:
+        return batch
+    columns = [c.cast(f.type) for c, f in zip(batch.columns, wanted, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=wanted)
+
+
 def joined(changes: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     """Changes one after the other."""
     filled = [one for one in changes if one.num_rows]

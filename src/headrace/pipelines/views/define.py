@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace import errors
+from headrace.model.ddl import normal_type
 from headrace.pipelines.pipeline import Pipeline, View
 from headrace.pipelines.views.algebra import Node, Scan
 from headrace.pipelines.views.groups import Unique
@@ -121,6 +122,18 @@ def _checked(view: View, node: Node) -> Defined:
                 place=view.place,
                 fix="rename it with .alias(...), or drop it; .join(other, 'x') has its x once",
             )
+    if not node.names:
+        raise errors.BadPipeline(
+            f"view '{view.name}' has no columns", place=view.place, fix="select at least one"
+        )
+    untyped = [n for n, one in zip(node.names, node.columns, strict=True) if one.type == pa.null()]
+    if untyped:
+        raise errors.BadPipeline(
+            f"column '{untyped[0]}' of view '{view.name}' has no type",
+            place=view.place,
+            why="it is a NULL of no type, and a topic's columns have one",
+            fix="say which: CAST(NULL AS string), or F.lit(None).cast('string')",
+        )
     missing = [name for name in view.key if name not in node.names]
     if missing:
         raise errors.BadPipeline(
@@ -161,7 +174,7 @@ def ensure_topic(log: EmbeddedLog, name: str, view: Defined, *, alter: bool = Fa
         )
     found = topic.schema.arrow
     have = {found.field(i).name: found.field(i).type for i in own_columns(found)}
-    want = {field.name: field.type for field in schema}
+    want = {field.name: normal_type(field.type, field.name) for field in schema}
     added = [schema.field(column) for column in want if column not in have]
     retyped = {c: want[c] for c in want if c in have and have[c] != want[c]}
     retired = [column for column in have if column not in want]

@@ -33,7 +33,7 @@ from headrace.pipelines.views.algebra import (
     Scan,
     Stateless,
 )
-from headrace.pipelines.views.changes import States, Step, change, nothing
+from headrace.pipelines.views.changes import States, Step, change, nothing, typed
 from headrace.pipelines.views.executors import Executors
 from headrace.tables.collection import Collection
 from headrace.tables.packs import Attempt, Packs
@@ -178,7 +178,8 @@ class Engine:
             if node.name in batch.views:
                 return batch.views[node.name]
             given = changes.get(node.name)
-            return nothing(node.columns) if given is None else given
+            # Spark's types are not always those of the log: its times have nanoseconds.
+            return nothing(node.columns) if given is None else typed(given, node.columns)
         identity = self.identity(node)
         if identity in batch._memo:
             return batch._memo[identity]

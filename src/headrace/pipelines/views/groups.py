@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace import errors
+from headrace.model.json_values import json_values
 from headrace.pipelines.views.algebra import Distinct, Full, Node, Regroup
 from headrace.pipelines.views.changes import (
     States,
@@ -178,7 +179,7 @@ def unique_step(node: Unique, states: States, inputs: Sequence[pa.RecordBatch], 
     if len(again) or (weights(now) > 1).any():
         at = int(again[0]) if len(again) else int(np.argmax(weights(now) > 1))
         twice = now.slice(at, 2 if len(again) else 1)
-        columns = [column.to_pylist() for column in kept_columns(twice)]
+        columns = [json_values(column) for column in kept_columns(twice)]
         shown = [dict(zip(node.names, row, strict=True)) for row in zip(*columns, strict=True)]
         key = ", ".join(node.names[i] for i in node.keys)
         raise errors.ViewStopped(

@@ -190,11 +190,19 @@ def _call(
         ) from error
     if not isinstance(made, DataFrame):
         raise BadDefinition(
-            f"the definition gave a {type(made).__name__}, not a DataFrame",
+            f"the definition gave {_kind(made)}, not a DataFrame of Spark",
             why="a view is what its function returns",
             fix="return the frame",
         )
     return made
+
+
+def _kind(made: object) -> str:
+    if made is None:
+        return "nothing"
+    module = type(made).__module__.partition(".")[0]
+    name = type(made).__name__
+    return name if module == "builtins" else f"a {name} of {module}"
 
 
 def _refused(error: Exception, place: str) -> BadDefinition:

@@ -80,6 +80,14 @@ FUNCTIONS = {
     "ApproximatePercentile": ("approx_percentile", "percentile(x, p), which is exact"),
     "HistogramNumeric": ("histogram_numeric", "a view that counts rounded values"),
     "ApproxTopK": ("approx_top_k", "a view that counts the values"),
+    "ApproxTopKAccumulate": ("approx_top_k_accumulate", "a view that counts the values"),
+    "ApproxTopKCombine": ("approx_top_k_combine", "a view that counts the values"),
+    "CollectFrequentItems": ("freqItems", "a view that counts the values"),
+    **{
+        f"Kll{what}Agg{kind}": ("a KLL sketch", "percentile(x, p), which is exact")
+        for what in ("Sketch", "Merge")
+        for kind in ("Bigint", "Double", "Float")
+    },
     "NthValue": ("nth_value", "min or max"),
 }
 COLLECTORS = {"CollectList", "CollectSet"}

@@ -504,7 +504,7 @@ class Capture:
             try:
                 self._make_topic(info, state)
             except errors.HeadraceError as error:
-                state.status, state.reason = STOPPED, error.fact
+                state.stop(error)
             self.state.tables[full] = state
         why = self._refused.get(name, "")
         if why and state.status != STOPPED:
@@ -748,7 +748,7 @@ class Capture:
                     return  # the topic is ahead of the stream: what comes is read as far as it goes
             redefine(captured, relation, self._numeric_as_text, lambda: self._save(lsn))
         except errors.HeadraceError as error:
-            captured.state.status, captured.state.reason = STOPPED, error.fact
+            captured.state.stop(error)
 
     def _take_in_empty(
         self, captured: Captured, info: catalog.TableInfo, control: psycopg.Connection
@@ -796,7 +796,7 @@ class Capture:
             try:
                 rows, weight, of, op = self._changes(captured, of_table)
             except (errors.TypeNotCarried, errors.ValueNotCarried) as error:
-                captured.state.status, captured.state.reason = STOPPED, error.fact
+                captured.state.stop(error)
                 continue
             if rows.num_rows:
                 of_each = np.bincount(of, minlength=len(counts))

@@ -234,7 +234,7 @@ class Large:
                     captured, of_table, None if overlay is None else overlay.lookup
                 )
             except (errors.TypeNotCarried, errors.ValueNotCarried) as error:
-                captured.state.status, captured.state.reason = STOPPED, error.fact
+                captured.state.stop(error)
                 self.log.unstage(self._done.pop(name, OfTable("")).pieces)
                 continue
             if rows.num_rows:

@@ -55,7 +55,6 @@ from headrace.sources.postgres import waits
 from headrace.sources.postgres.captured import Captured
 from headrace.sources.postgres.keyless import Whole
 from headrace.sources.postgres.snapshot import Chunk, Wanted, read_chunk
-from headrace.sources.postgres.state import STOPPED
 
 CHUNKS = "table string, lsn bigint, rows bigint, published bigint, hash bigint, last string"
 CHUNK_BYTES = 8 << 20
@@ -318,7 +317,7 @@ class Snapshots:
         if isinstance(read, psycopg.errors.UndefinedColumn | psycopg.errors.UndefinedTable):
             read = "the table has changed"  # the capture looks for that
         if isinstance(read, psycopg.Error):
-            self._stop(captured, " ".join(str(read).split()))
+            self._stop(captured, read)
         elif isinstance(read, Exception):
             raise read
         elif isinstance(read, str) or not all(map(read.visible.sees, captured.emptied)):
@@ -345,8 +344,8 @@ class Snapshots:
 
     # -- publishing -------------------------------------------------------------------------
 
-    def _stop(self, captured: Captured, reason: str) -> None:
-        captured.state.status, captured.state.reason = STOPPED, reason
+    def _stop(self, captured: Captured, error: Exception) -> None:
+        captured.state.stop(error)
         captured.drop()
         with self._entry():
             pass
@@ -356,7 +355,7 @@ class Snapshots:
         try:
             rows, weight = captured.publish(chunk)
         except (errors.TypeNotCarried, errors.ValueNotCarried) as error:
-            self._stop(captured, error.fact)
+            self._stop(captured, error)
             return
         state.rows += chunk.count
         if chunk.only is not None:

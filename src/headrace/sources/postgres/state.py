@@ -64,6 +64,14 @@ class TableState:
     asked: int = 0
     """How often somebody has asked for a snapshot, as far as it was heard."""
 
+    def stop(self, error: Exception) -> None:
+        """Say why it cannot go on: of an error of the catalogue the column, the fact, the code."""
+        self.status, self.reason = STOPPED, " ".join(str(error).split())
+        if isinstance(error, errors.HeadraceError):
+            named = not error.place.startswith("column ") or error.place in error.fact
+            column = "" if named else f"{error.place}: "
+            self.reason = f"{column}{error.fact} ({error.code})"
+
     def read_again(self, *, thorough: bool = True) -> None:
         """Begin a snapshot from the start of the table."""
         if self.status == STOPPED:  # what the stream said meanwhile was not heard
