@@ -159,7 +159,7 @@ class Worker:
             yield
         except errors.OffsetsGone as gone:
             details: Any = gone.details
-            first = {p: start for p, (_, start) in details["gone"].items()}
+            first = {p: last + 1 for p, (_, last) in details["partitions"].items()}
             self.record(gone=reading, first={details["topic"]: first})
 
     def glimpse(self) -> int:
