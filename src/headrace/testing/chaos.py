@@ -29,6 +29,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from headrace.clock import SystemClock
 from headrace.log.embedded.check import check
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.embedded.system import OsSystem
@@ -316,7 +317,7 @@ def gather(files: list[Path], limited: set[str], found: Found) -> History:
 
 def final_of(folder: Path) -> Final:
     """What the log holds now that nobody uses it."""
-    final = Final(copies=COPIED, twins=tuple(TWINS), now=int(time.time() * 1e6))
+    final = Final(copies=COPIED, twins=tuple(TWINS), now=SystemClock().now_us())
     with EmbeddedLog(folder, LogSettings(**SETTINGS), create=False) as log:
         for topic in TOPICS:
             policy = log.topic(topic).policy

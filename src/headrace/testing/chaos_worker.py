@@ -23,6 +23,7 @@ from random import Random
 from typing import Any
 
 from headrace import errors
+from headrace.clock import SystemClock
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.groups.consumer import Consumer
 from headrace.log.writer import Writer
@@ -158,7 +159,7 @@ class Worker:
             yield
         except errors.OffsetsGone as gone:
             details: Any = gone.details
-            first = {p: start for p, (_, start) in details["gone"].items()}
+            first = {p: last + 1 for p, (_, last) in details["partitions"].items()}
             self.record(gone=reading, first={details["topic"]: first})
 
     def glimpse(self) -> int:
@@ -375,7 +376,7 @@ def rove(worker: Worker) -> None:
         offsets = {p: rng.randint(0, ends[p]) for p in chosen}
         options["start"], start = offsets, {"offsets": offsets}
     elif kind == "time":
-        now = int(time.time() * 1e6) - rng.randrange(20_000_000)
+        now = SystemClock().now_us() - rng.randrange(20_000_000)
         options["start"], start = time_of(now), {"time": now}
     elif kind == "partitions":
         more["partitions"] = options["partitions"] = [rng.randrange(TOPICS[topic])]

@@ -52,11 +52,11 @@ class Aged:
         return damages(files_of(self.image), rng, each=each, others=self.versions)
 
 
-def aged(seed: int, rounds: tuple[int, int] = (3, 5)) -> Aged:
+def aged(seed: int, rounds: tuple[int, int] = (3, 5), *, sealed: bool = True) -> Aged:
     """Make a log with all kinds of files, in so many rounds before and after a boot."""
-    older = _lived(new_machine(), seed, rounds[0])
-    one = _lived(SimulatedMachine(older, boot=b"boot 2".ljust(16)), seed, rounds[1])
-    two = _lived(SimulatedMachine(older, boot=b"boot 3".ljust(16)), -seed, rounds[1])
+    older = _lived(new_machine(), seed, rounds[0], sealed=sealed)
+    one = _lived(SimulatedMachine(older, boot=b"boot 2".ljust(16)), seed, rounds[1], sealed=sealed)
+    two = _lived(SimulatedMachine(older, boot=b"boot 3".ljust(16)), -seed, rounds[1], sealed=sealed)
     look = Run(SimulatedMachine(one, boot=NEXT_BOOT), seed)
     log = look.open()
     content = content_of(log)
@@ -94,7 +94,7 @@ def files_of(image: Image) -> dict[str, bytes]:
     return {path[start:]: content for path, (_, content) in sorted(image.files.items())}
 
 
-def _lived(machine: SimulatedMachine, seed: int, rounds: int) -> Image:
+def _lived(machine: SimulatedMachine, seed: int, rounds: int, *, sealed: bool) -> Image:
     """Append to the log on a machine, close it, and keep its disk.
 
     The sign of the seed decides what is written, its value how much: two lives of the same length
@@ -112,7 +112,7 @@ def _lived(machine: SimulatedMachine, seed: int, rounds: int) -> Image:
         )
         run.append(log, {"orders": 6}, pad=1500)
         run.append(log, {"audit": 3}, pad=300, stage=True)
-        if number == rounds // 2:
+        if sealed and number == rounds // 2:
             log.keeper().turn(close=True)
     log.close()
     run.end()

@@ -66,7 +66,7 @@ def catch(bug: Bug, *, everywhere: bool = False) -> Catch:
 
 def _look(bug: Bug, place: str, seed: int) -> tuple[str, int]:
     if place == "damage":
-        return _spoil(bug, aged(seed), seed)
+        return _spoil(bug, aged(seed, sealed=False), seed)  # these are bugs of the journal
     if place == "kept":
         with bug.on():
             return next(iter(alone(seed)), ""), 1
