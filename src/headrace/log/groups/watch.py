@@ -86,11 +86,19 @@ class MemberFile:
         self._file.close()
 
 
+def _opened(folder: str, name: str) -> int | None:
+    path = f"{folder}/{MEMBERS}/{name}"
+    with os_errors("looking at the file of a member", path):
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+
+
 def lives(folder: str, name: str) -> bool:
     """Whether the member of this file holds its lock."""
-    try:
-        fd = os.open(f"{folder}/{MEMBERS}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    fd = _opened(folder, name)
+    if fd is None:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -104,9 +112,8 @@ def lives(folder: str, name: str) -> bool:
 
 def last_sign(folder: str, name: str) -> float | None:
     """When the member last did something, by the monotonic clock; None: nobody knows."""
-    try:
-        fd = os.open(f"{folder}/{MEMBERS}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    fd = _opened(folder, name)
+    if fd is None:
         return None
     try:
         data = os.pread(fd, _TIME.size, 0)
