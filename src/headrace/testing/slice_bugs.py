@@ -76,7 +76,8 @@ BUGS = [
         (PostgresTarget, "_locked", "if mark.epoch != epoch:", "if False:"),
         (PostgresTarget, "apply", "cut < mark.cut", "False"),)),
     Bug("a deleted row stays in the target", "stepped", (
-        (PostgresTarget, "_merge_keyed", "when matched and d._weight < 0 then delete ", ""),)),
+        (PostgresTarget, "_merge_keyed", "when matched and d._weight < 0{written} then delete ",
+         ""),)),
     Bug("a commit says that it is through more than it has taken", "stepped", (
         (Runner, "_commit", COMMITS, COMMITS.replace('"through": through',
          '"through": max(through, self.log.position)')),)),

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.model.json_values import json_values
 from headrace.pipelines.pipeline import Pipeline, View
 from headrace.pipelines.views import algebra as nodes
 from headrace.pipelines.views import define, source
@@ -195,9 +196,9 @@ class _Lenient:
                 try:
                     found.append(self.template(*alone))
                 except errors.ExpressionFailed:
-                    values = [column[number].as_py() for column in rows.columns]
+                    values = [json_values(column.slice(number, 1))[0] for column in rows.columns]
                     row = dict(zip(self.names[place], values, strict=False))
-                    self.failed.add(json.dumps(row, default=str, ensure_ascii=False))
+                    self.failed.add(json.dumps(row, ensure_ascii=False))
         return pa.concat_batches(found)
 
 
