@@ -153,11 +153,11 @@ def read(
         if after is not None and at is None:
             at = wait_topic(log, topic.name, after, timeout)
         if topic.key:
-            reader = log.table(topic.name).scan(at=at)
+            reader = log.table(topic.name).scan(at=at, timeout=timeout)
             own = reader.schema.names[:-1]  # the last is `_position`
             schema, rows = reader.schema.remove(len(own)), (batch.select(own) for batch in reader)
         else:
-            whole = rows_of(log, topic.name, at=at)
+            whole = rows_of(log, topic.name, at=at, timeout=timeout)
             schema, rows = whole.schema, iter(whole.to_batches())
         write_all(row_writer(form, topic, schema, stream), rows, log.position)
 
