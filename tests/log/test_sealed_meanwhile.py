@@ -1,15 +1,19 @@
 """Readers that are overtaken by a keeper: nothing is skipped, and nothing is called damaged.
 
-Found by `./run faults kills`, with a keeper among those who are killed. Caught: these two instants,
-by hand. Not caught: others; the chaos and the crash enumerator look for them.
+Two were found by `./run faults kills`, with a keeper among those who are killed, two by reading.
+Caught: these instants, by hand. Not caught: others; chaos and the crash enumerator look for them.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import headrace as hr
+from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
+from tests.log.kit import TINY, values
 
 
 def some(log: EmbeddedLog, number: int) -> None:
@@ -61,3 +65,43 @@ def test_a_follower_at_the_end_of_a_file_that_is_sealed_and_deleted_goes_on(tmp_
         following = reading.poll()
         assert following is not None
         assert following.to_pylist() == [{"id": 2}]
+
+
+def test_rows_that_go_while_sealed_files_are_read_are_told(folder: str) -> None:
+    """The reader has the first file open; those behind it go. R-A11"""
+    with hr.connect(folder, **TINY) as log:
+        log.create_topic("t", "a bigint", partitions=2)
+        keeper = log.keeper()
+        for number in range(5):
+            log.append("t", [{"a": number}] * 10, partition=number % 2)
+            keeper.turn(close=True)
+        reading = log.read("t")
+        assert len(next(reading)) == 10
+        log.set_topic("t", retention_bytes=1)
+        log.append("t", [{"a": 5}])
+        keeper.turn()
+        with pytest.raises(errors.OffsetsGone) as told:
+            list(reading)
+        assert told.value.details["partitions"] == {0: [10, 29], 1: [0, 19]}
+        assert values(log.read("t")) == [5]
+        keeper.release()
+
+
+def test_changes_that_are_compacted_while_they_are_read_are_told(folder: str) -> None:
+    """Else a row would be there for the reader whose end is gone. R-A14"""
+    with hr.connect(folder, **TINY) as log:
+        log.create_topic("t", "a bigint", key="a", kind="changes")
+        log.set_topic("t", compact=True, grace_seconds=0)
+        keeper = log.keeper()
+        log.hold("me", log.position)
+        for rows in ([{"a": 1}, {"a": 2}], [{"a": 1, "_weight": -1}], [{"a": 3}]):
+            log.append("t", rows)
+            keeper.turn(close=True)
+        reading = log.read("t")
+        assert len(next(reading)) == 2
+        log.release("me")
+        keeper.turn(compact=True)
+        with pytest.raises(errors.BadPosition, match="is whole from position"):
+            list(reading)
+        assert values(log.read("t")) == [2, 3]
+        keeper.release()

@@ -11,14 +11,15 @@ Where the smallest bound has nothing (an entry larger than a group comes next), 
 one entry, group after group, and only the last of them ends it.
 
 The list of files is looked up again for each file, since compaction, retention and the archive
-change it meanwhile; a file that is open stays readable. What was handed out before is known by its
+change it meanwhile; a file that is open stays readable. If rows that come next have gone since, the
+reader is told, as it is when it begins. What was handed out before is known by its
 offsets, so it does not matter into which files the rows were put since.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from headrace.log.embedded.journal import Journal
 from headrace.log.embedded.sealed import Group, SealedReader, filtered, spans_of
 from headrace.log.embedded.ways import Wanted, Way, Ways, without_gaps
 from headrace.model.records import Batch, offsets_of
-from headrace.model.sealed import SealedFile
+from headrace.model.sealed import SealedFile, Trim
 
 KEPT_BYTES = 64 << 20
 """Decoded rows of which a part was handed out are kept up to this size; else decoded again."""
@@ -46,11 +47,20 @@ class Bounds(NamedTuple):
     """Those received before this time are not."""
 
 
+Refuse = Callable[[Wanted, Trim, int, int], None]
+"""Raises if rows behind a position are gone; see `reader`."""
+
+
 class Stream:
     """The sealed rows of one topic that are wanted, in order."""
 
-    def __init__(self, journal: Journal, wanted: Wanted, ways: Ways, bounds: Bounds) -> None:
-        """Nothing is read yet."""
+    def __init__(
+        self, journal: Journal, wanted: Wanted, ways: Ways, bounds: Bounds, refuse: Refuse
+    ) -> None:
+        """Nothing is read yet; `refuse` is asked before each file whether rows went meanwhile."""
+        self._refuse = refuse
+        trim = journal.control.sealed.trim(wanted.topic.id)
+        self._since = trim.since if trim is not None else 0
         self._journal = journal
         self._wanted = wanted
         self._ways = ways
@@ -98,6 +108,9 @@ class Stream:
         self.close()
         while True:
             described = self._following()
+            trim = self._journal.control.sealed.trim(self._wanted.topic.id)
+            if trim is not None and self._done:
+                self._refuse(self._wanted, trim, self._at, self._since)
             if described is None or described.first > self._bounds.through:
                 return False
             try:

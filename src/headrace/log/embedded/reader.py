@@ -228,10 +228,13 @@ class Reading:
         """What the sealed files have; then the journal goes on behind them."""
         sealed = self._journal.control.sealed
         through = sealed.through if self._through is None else min(sealed.through, self._through)
-        for wanted in self._wanted.values():
-            self._refuse_if_gone(wanted, sealed.trim(wanted.topic.id))
         bounds = Bounds(self._skip_through, through, self._received)
-        streams = [Stream(self._journal, one, self._ways, bounds) for one in self._wanted.values()]
+        streams = []
+        for wanted in self._wanted.values():
+            trim = sealed.trim(wanted.topic.id)
+            if trim is not None:
+                self._refuse_if_gone(wanted, trim, self._passed)
+            streams.append(Stream(self._journal, wanted, self._ways, bounds, self._refuse_if_gone))
         for batch in merged(streams, across_gaps=self._across_gaps):
             self._wanted[batch.definition.id].handed_out(batch.spans)
             yield batch
@@ -257,14 +260,15 @@ class Reading:
         self._sealed, self._skip_through = True, self._passed
         return True
 
-    def _refuse_if_gone(self, wanted: Wanted, trim: Trim | None) -> None:
-        """Who missed something is told what; who begins with what there is misses nothing."""
+    def _refuse_if_gone(self, wanted: Wanted, trim: Trim, passed: int, since: int = 0) -> None:
+        """Who has read up to here and missed something is told what; who begins misses nothing.
+
+        `since`: what the topic was whole from when the reader began with what there was.
+        """
         topic = wanted.topic
-        if trim is None:
-            return
-        if topic.kind == "changes" and 0 < self._passed < trim.since:
+        if topic.kind == "changes" and 0 < passed < trim.since > since:
             raise errors.BadPosition(
-                f"topic '{topic.name}' is whole from position {trim.since} on, not {self._passed}",
+                f"topic '{topic.name}' is whole from position {trim.since} on, not {passed}",
                 place=f"topic '{topic.name}'",
                 why="changes that cancelled each other before that are gone",
                 fix="begin anew: read from the earliest, without what was read before",
@@ -274,7 +278,7 @@ class Reading:
         first = wanted.next.tolist()
         if wanted.offsets:
             first = [max(n, wanted.offsets.get(p, 0)) for p, n in enumerate(first)]
-        elif not 0 < self._passed < trim.gone:
+        elif not 0 < passed < trim.gone:
             return
         chosen = range(topic.partitions) if wanted.partitions is None else wanted.partitions
         gone = {p: [first[p], trim.starts[p] - 1] for p in chosen if first[p] < trim.starts[p]}
