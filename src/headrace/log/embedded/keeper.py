@@ -66,6 +66,8 @@ COUNTER = f"{OWN_COUNTERS}keeper"
 SEAL_BYTES = 256 << 20
 """So much of the journal becomes one set of sealed files."""
 PENDING_BYTES = 64 << 20
+STALE_FILES = 4
+"""So many journal files that only a checkpoint still names are worth another checkpoint."""
 TURN_SECONDS = 5.0
 _talk = logging.getLogger("headrace.keeper")
 
@@ -321,13 +323,18 @@ class Keeper:
         kept = [number for number in numbers if number <= newest][-2:]
         states = [journal.control.sealed]
         needed = set(kept) | {number for number in numbers if number > kept[0]}
+        stale: set[int] = set()
         for number in kept:
             record = files.record(address_of(number, 0))
             if record is None:
                 raise files.damage(address_of(number, 0))
             checkpoint = Checkpoint.from_json(record.control())
             needed |= {file.number for file in checkpoint.files}
+            old = (f.number for f in checkpoint.files if f.through <= states[0].through)
+            stale |= set(old) - set(kept)
             states.append(checkpoint.control.sealed)
+        if len(stale) >= STALE_FILES:
+            journal.close_file()  # nobody appends any more, and no other checkpoint will come
         for number in numbers:
             if number not in needed:
                 self._delete_journal_file(number, needed, done)
