@@ -504,6 +504,38 @@ def test_the_keeper_works_by_itself(log: EmbeddedLog, monkeypatch: pytest.Monkey
         assert [one[3] for one in contents(log, "a")] == list(range(60))
 
 
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_process_that_ends_does_not_wait_for_its_keeper(
+    log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch, compact: bool
+) -> None:
+    """What was begun is left undone, and nothing of it is read."""
+    log.create_topic("a", "id bigint", key="id")
+    log.set_topic("a", compact=compact)
+    for number in range(3):
+        log.append("a", [{"id": number}])
+    if compact:
+        seal(log)
+        log.append("a", [{"id": 3}])
+    log.journal.close_file()
+    keeper = log.keeper()
+    where, name = (compaction, "filtered") if compact else (keeping, "rows_of")
+    real = getattr(where, name)
+
+    def last(*given: Any) -> Any:
+        keeper._stop.set()
+        return real(*given)
+
+    monkeypatch.setattr(where, name, last)
+    with pytest.raises(keeping.Stopped):
+        for _ in range(3):
+            keeper.turn(compact=compact)
+    monkeypatch.undo()
+    keeper.release()
+    assert len(contents(log, "a")) == 3 + compact
+    seal(log)
+    assert len(contents(log, "a")) == 3 + compact
+
+
 def test_a_topic_that_is_deleted_is_gone_with_its_rows(log: EmbeddedLog) -> None:
     """Its name is free, its id and its places are not given again."""
     for name in ("a", "b"):

@@ -166,8 +166,8 @@ def _() -> list[Patch]:
 def _() -> list[Patch]:
     original = compaction.compacted
 
-    def compacted(journal: Any, topic: Any, files: Any, now: int) -> Any:
-        return original(journal, topic, files, now + (1 << 55))
+    def compacted(journal: Any, topic: Any, files: Any, now: int, go_on: Any) -> Any:
+        return original(journal, topic, files, now + (1 << 55), go_on)
 
     return [instead(keeper, "compacted", compacted)]
 
@@ -177,9 +177,9 @@ def _() -> list[Patch]:
     """Of a key that is gone, the row before stays instead."""
     original = compaction._kept
 
-    def kept(journal: Any, topic: Any, files: Any, now: int) -> Any:
+    def kept(journal: Any, topic: Any, *given: Any) -> Any:
         later = replace(topic, policy=replace(topic.policy, grace_seconds=-1e9))
-        keep, older = original(journal, topic, files, now), original(journal, later, files, now)
+        keep, older = original(journal, topic, *given), original(journal, later, *given)
         gone = np.flatnonzero(keep & ~older)
         keep[gone] = False
         keep[np.maximum(gone - 1, 0)] = True

@@ -21,7 +21,7 @@ Then one bit a row says what stays, and the files are copied row group by row gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,17 +74,24 @@ def worth_joining(files: Sequence[SealedFile]) -> list[SealedFile]:
     return found if len(found) >= MANY else []
 
 
-def joined(journal: Journal, topic: Topic, files: Sequence[SealedFile]) -> list[SealedFile]:
-    """Rewrite files side by side as one, with all of their rows."""
+def joined(
+    journal: Journal, topic: Topic, files: Sequence[SealedFile], go_on: Callable[[], None]
+) -> list[SealedFile]:
+    """Rewrite files side by side as one, with all of their rows; `go_on` raises to end it."""
     keep = np.ones(sum(file.rows for file in files), bool)
-    return _rewritten(journal, topic, files, keep, compacted=files[0].compacted)
+    return _rewritten(journal, topic, files, keep, go_on, compacted=files[0].compacted)
 
 
 def compacted(
-    journal: Journal, topic: Topic, files: Sequence[SealedFile], now: int
+    journal: Journal,
+    topic: Topic,
+    files: Sequence[SealedFile],
+    now: int,
+    go_on: Callable[[], None],
 ) -> list[SealedFile]:
     """Rewrite these files, the oldest of a topic; the new ones are synced and named by nobody."""
-    return _rewritten(journal, topic, files, _kept(journal, topic, files, now), compacted=True)
+    keep = _kept(journal, topic, files, now, go_on)
+    return _rewritten(journal, topic, files, keep, go_on, compacted=True)
 
 
 def _rewritten(
@@ -92,6 +99,7 @@ def _rewritten(
     topic: Topic,
     files: Sequence[SealedFile],
     keep: npt.NDArray[np.bool_],
+    go_on: Callable[[], None],
     *,
     compacted: bool,
 ) -> list[SealedFile]:
@@ -102,6 +110,7 @@ def _rewritten(
         for file in files:
             reader = archive.open_sealed(journal.system, journal.folder, file)
             for group in reader.groups():
+                go_on()
                 rows = int(group.spans["rows"].sum())
                 mask = keep[base : base + rows]
                 base += rows
@@ -149,7 +158,11 @@ class Known(NamedTuple):
 
 
 def _kept(
-    journal: Journal, topic: Topic, files: Sequence[SealedFile], now: int
+    journal: Journal,
+    topic: Topic,
+    files: Sequence[SealedFile],
+    now: int,
+    go_on: Callable[[], None],
 ) -> npt.NDArray[np.bool_]:
     """One bit a row: whether it stays."""
     total = sum(file.rows for file in files)
@@ -158,7 +171,7 @@ def _kept(
     for number in range(slices):
         parts = [
             Known(*(column[one.first % slices == number] for column in one))
-            for one in _known(journal, topic, files, now)
+            for one in _known(journal, topic, files, now, go_on)
         ]
         known = Known(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         order = np.lexsort((known.row, known.second, known.first))
@@ -185,7 +198,11 @@ def left_of(last: npt.NDArray[np.bool_], weight: npt.NDArray[np.int64]) -> npt.N
 
 
 def _known(
-    journal: Journal, topic: Topic, files: Sequence[SealedFile], now: int
+    journal: Journal,
+    topic: Topic,
+    files: Sequence[SealedFile],
+    now: int,
+    go_on: Callable[[], None],
 ) -> Iterator[Known]:
     """The rows of files, a row group at a time."""
     early = now - int(topic.policy.grace_seconds * 1_000_000)
@@ -199,6 +216,7 @@ def _known(
         names = own if topic.kind == "changes" else list(topic.key)
         reader = archive.open_sealed(journal.system, journal.folder, file)
         for group in reader.groups():
+            go_on()
             rows = upgrade(reader.read(group, written.arrow.names))
             columns = [rows.column(name) for name in names]
             first, second = (hash64(columns, seed) for seed in seeds)

@@ -36,7 +36,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,10 @@ STALE_FILES = 4
 """So many journal files that only a checkpoint still names are worth another checkpoint."""
 TURN_SECONDS = 5.0
 _talk = logging.getLogger("headrace.keeper")
+
+
+class Stopped(Exception):
+    """The process ends: what was begun is left, and is garbage."""
 
 
 @dataclass(slots=True)
@@ -156,7 +160,7 @@ class Keeper:
                 if self.take():
                     self.turn()
                 self.problem = None
-            except errors.LogClosed:
+            except (errors.LogClosed, Stopped):
                 return
             except errors.HeadraceError as error:
                 self.complain(error)
@@ -192,6 +196,11 @@ class Keeper:
                 self._collect(done)
             return done
 
+    def _go_on(self) -> None:
+        """Asked now and then by what takes long: a process that ends does not wait for it."""
+        if self._stop.is_set():
+            raise Stopped
+
     def _say(self, control: Mapping[str, Any], number: int) -> None:
         """One entry; files that it would have named are garbage if somebody else was first."""
         expected = {COUNTER: number}
@@ -211,7 +220,7 @@ class Keeper:
                 chosen.append(file)
         if not chosen:
             return False
-        sealing = Sealing(self._log)
+        sealing = Sealing(self._log, self._go_on)
         try:
             for file in chosen:
                 sealing.add(file)
@@ -281,7 +290,7 @@ class Keeper:
             files = [file for file in journal.control.sealed.of(topic.id) if file.through <= limit]
             if not worth_compacting(files, everything=everything):
                 continue
-            added = compacted(journal, topic, files, now)
+            added = compacted(journal, topic, files, now, self._go_on)
             old = journal.control.sealed.trim(topic.id)
             trim = Trim(
                 max(files[-1].through, old.since if old is not None else 0),
@@ -306,7 +315,7 @@ class Keeper:
             journal.refresh_control()
             files = worth_joining(journal.control.sealed.of(topic.id))
             if files:
-                add = [file.to_json() for file in joined(journal, topic, files)]
+                add = [file.to_json() for file in joined(journal, topic, files, self._go_on)]
                 self._say({"drop": [file.name for file in files], "add": add}, number)
                 done.joined += [file.name for file in files]
 
@@ -362,8 +371,9 @@ class Keeper:
 class Sealing:
     """Rows of journal files on their way into sealed ones."""
 
-    def __init__(self, log: EmbeddedLog) -> None:
-        """Nothing is read yet."""
+    def __init__(self, log: EmbeddedLog, go_on: Callable[[], None]) -> None:
+        """Nothing is read yet; `go_on` raises to end it."""
+        self._go_on = go_on
         self._journal = log.journal
         self._pieces = log.pieces
         self._folder = f"{log.journal.folder}/{archive.FOLDER}"
@@ -384,6 +394,7 @@ class Sealing:
         self._ends[: len(ends)] = ends
         walk = journal.files.walk(start, address_of(file.number, file.end), bodies=True)
         for record, data, at in walk:
+            self._go_on()
             if record.kind == ENTRY:
                 for section in record.sections():
                     self._section(record, section, data, at)
