@@ -218,6 +218,10 @@ def test_init_makes_a_project_and_the_doctor_finds_it_well(
     status = headrace("status", "--json", "--project", str(root)).json
     assert status["supervisor"] is None
     assert {one["name"]: one["rows"] for one in status["topics"]} == {"visits": 3}
+    with hr.connect(project.log) as log:
+        log.hold("mine", 2, topics=["visits"])
+    (held,) = headrace("status", "--json", "--project", str(root)).json["holds"]
+    assert (held["name"], held["position"], held["topics"]) == ("mine", 2, ["visits"])
     assert "does not run" in headrace("status", "--project", str(root)).out
     done = headrace("doctor", "--quick", "--json", "--project", str(root))
     assert done.code == 0
@@ -229,10 +233,12 @@ def test_status_says_why_a_table_is_stopped_and_which_table_was_verified() -> No
     capture = {"name": "shop", "last_commit_age_seconds": None, "tables": {"public.a": stopped}}
     found = {"name": "shop/main", "table": "a", "against": "log", "through": 7, "rows": 5}
     nothing: dict[str, Any] = {"parts": [], "pipelines": [], "followers": [], "topics": []}
+    nothing["holds"] = [{"name": "mine", "position": 7, "until": "soon", "topics": ["a", "b"]}]
     now = {"project": "p", "supervisor": None, "position": 1, "captures": [capture]} | nothing
     text = "\n".join(shown(now | {"verified": [found | {"differing": 0}]}, None))
     assert "column x is of type y" in text
     assert re.search(r"shop/main +a +log +7 +5 +0", unstyle(text))
+    assert re.search(r"mine +7 +soon +a, b", unstyle(text))
 
 
 def test_the_doctor_says_what_is_in_the_way(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def shown(now: dict[str, Any], before: dict[str, Any] | None) -> list[str]:
     if now["parts"]:
         lines += ["", *_parts(now)]
     tables = [(_captures, (3,)), (_pipelines, (2, 3, 4)), (_followers, (2, 3, 4))]
-    for table, right in [*tables, (_verified, (3, 4, 5))]:
+    for table, right in [*tables, (_verified, (3, 4, 5)), (_holds, (1,))]:
         rows = table(now)
         if len(rows) > 1:
             lines += ["", *_set(rows, right)]
@@ -99,6 +99,14 @@ def _verified(now: dict[str, Any]) -> Rows:
     for one in now["verified"]:
         numbers = [_number(one[name]) for name in ("through", "rows", "differing")]
         rows.append((one["name"], one["table"], one["against"], *numbers))
+    return rows
+
+
+def _holds(now: dict[str, Any]) -> Rows:
+    rows: Rows = [("hold", "position", "until", "topics")]
+    for one in now["holds"]:
+        topics = "all" if one["topics"] is None else ", ".join(one["topics"])
+        rows.append((one["name"], _number(one["position"]), one["until"], topics))
     return rows
 
 

@@ -62,13 +62,15 @@ def project_status(
         "at": at,
         "position": 0,
         **parts,
-        "captures": [], "pipelines": [], "followers": [], "verified": [], "topics": [],
+        "captures": [], "pipelines": [], "followers": [], "verified": [], "holds": [], "topics": [],
     }  # fmt: skip
     if log is None and not (project.log / "headrace.json").is_file():
         return found
     by_name = {part["name"]: part for part in parts["parts"]}
     if parts["supervisor"]:
         _note_changes(project, parts["supervisor"], by_name)
+    from headrace.model.records import time_of
+
     opened = headrace.connect(project.log, create=False) if log is None else nullcontext(log)
     with opened as reading:
         found["position"] = reading.position
@@ -80,6 +82,10 @@ def project_status(
         found["pipelines"] = _pipelines(reading, by_name.get("pipelines", {}).get("said", {}))
         found["followers"] = _followers(project, reading, by_name)
         found["verified"] = _verified(reading)
+        found["holds"] = [
+            {"name": name, **one, "until": time_of(one["until"]).isoformat()}
+            for name, one in reading.holds().items()
+        ]
     return found
 
 
