@@ -62,13 +62,6 @@ def store(system: System, folder: str, described: SealedFile, archive: str) -> N
         copy.close()
 
 
-def remove(archive: str, name: str) -> None:
-    """Delete an archived file; no error when it is gone."""
-    where, path = _filesystem(f"{archive}/{name}")
-    if where.get_file_info(path).type != fs.FileType.NotFound:
-        where.delete_file(path)
-
-
 def _at(described: SealedFile, archive: str) -> SealedFile:
     return SealedFile.from_json({**described.to_json(), "archive": archive})
 
