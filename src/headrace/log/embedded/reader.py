@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyarrow.ipc import read_record_batch
 
 from headrace import errors
+from headrace.log.embedded import gone as gone_rows
 from headrace.log.embedded import live as shared
 from headrace.log.embedded.checkpoint import FileRange
 from headrace.log.embedded.files import JournalFiles
@@ -275,19 +276,26 @@ class Reading:
                 since=trim.since,
                 upper=self._places.reached,
             )
-        first = wanted.next.tolist()
+        first, exact = wanted.next.tolist(), True
         if wanted.offsets:
             first = [max(n, wanted.offsets.get(p, 0)) for p, n in enumerate(first)]
         elif not 0 < passed < trim.gone:
             return
+        else:
+            known = gone_rows.of(self._journal, topic, trim)
+            exact = known.after <= passed
+            if exact:
+                first = [max(pair) for pair in zip(first, known.offsets(passed), strict=True)]
         chosen = range(topic.partitions) if wanted.partitions is None else wanted.partitions
         gone = {p: [first[p], trim.starts[p] - 1] for p in chosen if first[p] < trim.starts[p]}
         if gone:
+            unsure = f"; which of them were read up to position {passed} is not known any more"
             raise errors.OffsetsGone(
-                f"{_told(gone)} of topic '{topic.name}' are gone",
+                f"{_told(gone)} of topic '{topic.name}' are gone{'' if exact else unsure}",
                 place=f"topic '{topic.name}'",
                 topic=topic.name,
                 partitions=gone,
+                exact=exact,
                 since=trim.since,
             )
 
