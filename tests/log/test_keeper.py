@@ -358,6 +358,21 @@ def test_a_hold_that_is_let_go_holds_nothing(log: EmbeddedLog) -> None:
     assert log.starts("a") == [20]
 
 
+def test_an_archive_is_found_from_every_folder(
+    log: EmbeddedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path that was said in one working directory is the same one in another."""
+    log.create_topic("a", "id bigint")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    log.set_topic("a", retention_seconds=0, archive="old")
+    monkeypatch.chdir(tmp_path)
+    filled(log, 2)
+    assert os.listdir(tmp_path / "here" / "old")
+    monkeypatch.chdir("/")
+    assert len(contents(log, "a")) == 20
+
+
 def test_old_files_are_archived_and_read_from_there(log: EmbeddedLog, tmp_path: Path) -> None:
     """By offset and by time, without a word; with the archive away it is an error. R-A11"""
     log.create_topic("a", "id bigint, s string")

@@ -183,6 +183,9 @@ class EmbeddedLog:
 
     def set_topic(self, name: str, **settings: Any) -> Topic:
         """Change what is kept of a topic, from now on: see `headrace.model.policy.Policy`."""
+        where = settings.get("archive")
+        if isinstance(where, str) and where and "://" not in where:  # all processes find it there
+            settings["archive"] = os.path.abspath(where)
         while True:
             topic = self.topic(name)
             policy = topic.policy.changed(settings, f"topic '{name}'")
