@@ -116,7 +116,8 @@ def _aside(aside: str | None) -> Iterator[Callable[[BadLine], None]]:
         )
         return
     try:
-        file = open(aside, "a", encoding="utf-8")  # noqa: SIM115 (closed below)
+        # half a surrogate, which JSON may name and UTF-8 has not, is written as JSON names it
+        file = open(aside, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
     except OSError as error:
         fix = "name a file that can be written"
         raise BadUsage(f"--aside {aside}: {error.strerror}", fix=fix) from None

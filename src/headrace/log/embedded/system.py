@@ -131,6 +131,8 @@ READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
 EVERYBODY = 0x7FFFFFFF
+MOUNTS = "/proc/self/mountinfo"
+IOV_MAX = os.sysconf("SC_IOV_MAX")
 TRY_LOCK = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
@@ -194,6 +196,8 @@ class OsFile:
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """See `File`."""
         total = sum(map(len, buffers))
+        if len(buffers) > IOV_MAX:
+            buffers = [b"".join(buffers)]
         written = os.pwritev(self._fd, buffers, offset)
         while written < total:  # a full disk or a signal: the rest, or the error itself
             rest = b"".join(buffers)[written:]
@@ -376,7 +380,7 @@ def filesystem_of(path: str) -> str:
 
 
 def _mounts() -> Iterator[tuple[str, str]]:
-    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+    with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             left, _, right = line.partition(" - ")
             yield left.split(" ")[4].replace("\\040", " "), right.split(" ")[0]
