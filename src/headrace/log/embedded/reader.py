@@ -431,18 +431,21 @@ class Reading:
                     if self._through is not None and record.position > self._through:
                         self._done = True
                         break
-                    found = [
-                        (s, self._ways.of(s.topic, s.schema, s.flags))
-                        for s in record.sections()
-                        if s.topic in self._wanted
-                    ]
+                    found = []
                     large = False
-                    for section, _ in found:
-                        large = large or section.length >= ALONE_BYTES or section.piece > 0
+                    for section in record.sections():
+                        if section.topic in self._wanted:
+                            way = self._ways.of(section.topic, section.schema, section.flags)
+                            found.append((section, way))
+                            large = large or section.length >= ALONE_BYTES or section.piece > 0
                     if window.parts and (large or not window.takes(found)):
                         yield from self._window(window)
                         window = Window(self._journal.settings)
-                    if large:
+                    if large and len(found) == 1:
+                        part = self._part(record, *found[0], data, at)
+                        if part is not None:
+                            yield self._batch([part], record.position, last=True)
+                    elif large:
                         yield from self._chunks(record, found, data, at)
                     else:
                         parts = [self._part(record, s, way, data, at) for s, way in found]
