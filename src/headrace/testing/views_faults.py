@@ -144,7 +144,7 @@ def _alone(chosen: argparse.Namespace, started: float) -> Tally:
     tally = Tally()
     spark: Any = None
     if chosen.only in (None, "sql"):
-        spark = _session()
+        spark = _session(quick=True)
     deadline = started + 60 * chosen.minutes if chosen.minutes is not None else None
     goal = chosen.cases if chosen.cases is not None else CASES if deadline is None else 1 << 62
 
@@ -209,10 +209,10 @@ def _summary(tally: Tally) -> str:
     )
 
 
-def _session() -> Any:
+def _session(*, quick: bool = False) -> Any:
     from headrace.pipelines.spark import session
 
-    return session()
+    return session(quick=quick)
 
 
 def _say(text: str) -> None:
