@@ -468,6 +468,14 @@ class EmbeddedLog:
         """
         if not is_name(name):
             raise errors.BadSetting(f"{name!r} is not the name of a hold", place="hold")
+        if type(position) is not int or position < 0:
+            raise errors.BadSetting(f"{position!r} is not a position to hold", place="hold")
+        if not 0 < seconds <= holds.SECONDS_MAX:
+            raise errors.BadSetting(
+                f"a hold of {seconds!r} seconds holds nothing, or for ever",
+                place="hold",
+                fix="more than 0 and at most a hundred years; release() ends it",
+            )
         until = self._system.now_us() + int(seconds * 1_000_000)
         named = None if topics is None else [self.topic(topic).name for topic in topics]
         self._put(f"{holds.PREFIX}{name}", holds.hold_value(position, until, named))
