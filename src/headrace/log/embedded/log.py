@@ -42,6 +42,7 @@ from headrace.log.writer import Writer
 from headrace.model.evolution import evolve
 from headrace.model.fold import OWN_COUNTERS, ControlState, check_counter, is_name, topic_counter
 from headrace.model.records import Piece, Receipt
+from headrace.model.sealed import Trim
 from headrace.model.topic import Topic, define, same_definition
 from headrace.settings import DURABILITIES, LogSettings
 
@@ -468,6 +469,14 @@ class EmbeddedLog:
         """
         if not is_name(name):
             raise errors.BadSetting(f"{name!r} is not the name of a hold", place="hold")
+        if type(position) is not int or position < 0:
+            raise errors.BadSetting(f"{position!r} is not a position to hold", place="hold")
+        if not 0 < seconds <= holds.SECONDS_MAX:
+            raise errors.BadSetting(
+                f"a hold of {seconds!r} seconds holds nothing, or for ever",
+                place="hold",
+                fix="more than 0 and at most a hundred years; release() ends it",
+            )
         until = self._system.now_us() + int(seconds * 1_000_000)
         named = None if topics is None else [self.topic(topic).name for topic in topics]
         self._put(f"{holds.PREFIX}{name}", holds.hold_value(position, until, named))
@@ -571,10 +580,16 @@ class EmbeddedLog:
 
     def since_of(self, topic: str) -> int:
         """The oldest position at which a topic is whole: retention and compaction move it."""
-        found = self.topic(topic)
+        return self._trim(self.topic(topic)).since
+
+    def gone_of(self, topic: str) -> int:
+        """The position up to which retention has taken all rows of a topic; 0: none."""
+        return self._trim(self.topic(topic)).gone
+
+    def _trim(self, topic: Topic) -> Trim:
         self.journal.refresh_control()
-        trim = self.journal.control.sealed.trim(found.id)
-        return trim.since if trim is not None else 0
+        found = self.journal.control.sealed.trim(topic.id)
+        return found or Trim(0, 0, (0,) * topic.partitions)
 
     @property
     def history(self) -> str:
@@ -618,10 +633,7 @@ class EmbeddedLog:
 
     def starts(self, topic: str) -> list[int]:
         """The first offset of each partition that is still held."""
-        found = self.topic(topic)
-        self.journal.refresh_control()
-        trim = self.journal.control.sealed.trim(found.id)
-        return list(trim.starts) if trim is not None else [0] * found.partitions
+        return list(self._trim(self.topic(topic)).starts)
 
     def ends(self, topic: str) -> list[int]:
         """The next offset of each partition (entries not yet visible included)."""

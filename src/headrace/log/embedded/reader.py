@@ -236,9 +236,7 @@ class Reading:
             if trim is not None:
                 self._refuse_if_gone(wanted, trim, self._passed)
             streams.append(Stream(self._journal, wanted, self._ways, bounds, self._refuse_if_gone))
-        for batch in merged(streams, across_gaps=self._across_gaps):
-            self._wanted[batch.definition.id].handed_out(batch.spans)
-            yield batch
+        yield from merged(streams, across_gaps=self._across_gaps)
         self._skip_through = self._passed = max(self._skip_through, through)
         self._done = self._through is not None and through >= self._through
         self._sealed, self._previous = False, None
