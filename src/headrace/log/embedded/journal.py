@@ -605,9 +605,9 @@ class Journal:
         self._folded, self.catalog = 0, -1
 
     def close(self) -> None:
-        """Close files, locks and maps."""
-        self.append_lock.abandon()
-        self.sync_lock.abandon()
+        """Close files, locks and maps, once no thread writes or syncs."""
+        self.append_lock.shut(self.settings.lock_timeout_seconds)
+        self.sync_lock.shut(self.settings.lock_timeout_seconds)
         self._newest = None
         self.files.close()
         self.live.close()
