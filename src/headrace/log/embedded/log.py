@@ -439,6 +439,13 @@ class EmbeddedLog:
         Raises `OffsetsGone` when rows behind `after` or an offset are no longer held.
         """
         names = [topics] if isinstance(topics, str) else list(topics)
+        if after is not None and start != "earliest":
+            raise errors.BadPosition(
+                "a reading begins at `start` or behind `after`, not at both",
+                place=", ".join(names),
+                why="one of them would be ignored",
+                fix="give one of them",
+            )
         found = [self.topic(name) for name in names]
         return Reading(
             self.journal,
