@@ -130,3 +130,15 @@ def test_a_backup_is_made_and_restored(clicks: Headrace, tmp_path: Path) -> None
     assert clicks("log", "check", "--log", restored).code == 0
     again = clicks("log", "restore", backup, restored, "--json")
     assert (again.code, again.error["code"]) == (1, "HR-BACKUP-004")
+
+
+def test_check_says_a_problem_once(headrace: Headrace, folder: str) -> None:
+    """A run of counters that is gone is named by two checkpoints."""
+    with hr.connect(folder, journal_bytes_first=16 << 10, journal_bytes_max=16 << 10) as log:
+        log.create_topic("t", "s string")
+        for i in range(60):
+            log.append("t", [{"s": "x" * 500}], expect={f"c{i}": 0})
+    for run in os.listdir(f"{folder}/counters"):
+        os.unlink(f"{folder}/counters/{run}")
+    problems = headrace("log", "check", "--json").json["problems"]
+    assert len(problems) == len({json.dumps(one) for one in problems}) > 0
