@@ -138,6 +138,7 @@ def test_check_says_a_problem_once(headrace: Headrace, folder: str) -> None:
         log.create_topic("t", "s string")
         for i in range(60):
             log.append("t", [{"s": "x" * 500}], expect={f"c{i}": 0})
+        log.keeper().turn(close=True)
     for run in os.listdir(f"{folder}/counters"):
         os.unlink(f"{folder}/counters/{run}")
     problems = headrace("log", "check", "--json").json["problems"]
