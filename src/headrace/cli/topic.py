@@ -92,6 +92,8 @@ def create(
     """
     new_log = not is_log(path)
     with open_log(path, create=True) as log:
+        if new_log and not as_json:
+            talk(f"a new log was made in {path}")
         before = {found.name for found in log.topics()}
         made = log.create_topic(
             name,
@@ -105,8 +107,6 @@ def create(
         if as_json:
             click.echo(json.dumps(described(log, made), ensure_ascii=False))
             return
-    if new_log:
-        talk(f"a new log was made in {path}")
     if name in before:
         talk(f"topic '{name}' is there already, just like this")
         return
@@ -366,8 +366,8 @@ def _columns(found: Topic) -> Iterator[tuple[str, str, str]]:
 
 
 def _partitions(starts: list[int], ends: list[int]) -> Iterator[str]:
-    held = [end - start for start, end in zip(starts, ends, strict=True)]
     if len(ends) > PARTITIONS_SHOWN:
+        held = [end - start for start, end in zip(starts, ends, strict=True)]
         yield (
             f"  partitions hold {min(held):,} to {max(held):,} rows,"
             f" {sum(held) / len(held):,.1f} on average; --json lists them"

@@ -80,10 +80,8 @@ class JournalFiles:
                 del self._open[old]
 
     def close(self) -> None:
-        """Close them all."""
+        """Forget them all; one that a thread reads right now is closed when it has done so."""
         with self._guard:
-            for file, _ in self._open.values():
-                file.close()
             self._open.clear()
 
     # -- one record -------------------------------------------------------------------------

@@ -330,7 +330,10 @@ class EmbeddedLog:
                     return flow.append_entry(
                         self, parts, control, expect=expect, require=require, durability=durability
                     )
-            draft = self._drafter.draft(parts, control, expect, require)
+            drafter = getattr(self, "_drafter", None)
+            if drafter is None:  # closed since the line above, which will say so
+                continue
+            draft = drafter.draft(parts, control, expect, require)
             if draft is None:
                 return Receipt(self.position, 0, self._system.now_us())
             try:
@@ -359,16 +362,19 @@ class EmbeddedLog:
             part.batch(packer.arrow, packer.batch)
 
     def _make_durable(self, journal: Journal, taken: Taken, durability: str) -> None:
+        housekeeper = getattr(self, "_housekeeper", None)  # None: another thread has closed the log
         if durability == "fsync":
             try:
                 journal.sync(taken.end, taken.position)
-            except (errors.LogPoisoned, errors.LockTimeout) as error:
+            except (errors.LogPoisoned, errors.LockTimeout, errors.LogClosed) as error:
                 raise errors.Unknown(
                     f"entry {taken.position} was written, but not synced: {error.fact}",
                     place=self.path,
                     position=taken.position,
                 ) from error
-        self._housekeeper.appended(durability)
+        if housekeeper is None or self._closed:
+            return
+        housekeeper.appended(durability)
         if taken.end >> OFFSET_BITS != self._newest_file:
             self._newest_file = taken.end >> OFFSET_BITS
             self._seal_if_over_budget(journal)
@@ -435,6 +441,13 @@ class EmbeddedLog:
         Raises `OffsetsGone` when rows behind `after` or an offset are no longer held.
         """
         names = [topics] if isinstance(topics, str) else list(topics)
+        if after is not None and start != "earliest":
+            raise errors.BadPosition(
+                "a reading begins at `start` or behind `after`, not at both",
+                place=", ".join(names),
+                why="one of them would be ignored",
+                fix="give one of them",
+            )
         found = [self.topic(name) for name in names]
         return Reading(
             self.journal,
@@ -651,6 +664,7 @@ class EmbeddedLog:
             found = journal.live.get(name)
         finally:
             journal.append_lock.release()
+        self._system.give_way()  # who asks again and again must not keep others from appending
         self.sync()
         return found
 
