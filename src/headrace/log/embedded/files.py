@@ -30,7 +30,7 @@ from headrace.log.embedded.format import (
 )
 from headrace.log.embedded.system import File, System, os_errors
 
-WINDOW_BYTES = 1 << 20
+WINDOW_BYTES = 2 << 20
 HOP_BYTES = 64 << 10
 OPEN_FILES_MAX = 32
 
