@@ -63,7 +63,9 @@ SLICE = 131_072
 FAN = 32
 """So many runs laid aside are merged into one."""
 PIECE_BYTES = 16 << 20
-"""A piece has at most about so many bytes; wide rows make shorter pieces."""
+PIECE_MIN = 1 << 20
+"""A piece has at most about so many bytes, less where a folder may hold little in memory: wide rows
+make shorter pieces."""
 
 
 class Level(NamedTuple):
@@ -82,6 +84,7 @@ class Levels:
         self.attempt = attempt
         self.main = [level.main for level in levels]
         self.drain = [level.drain for level in levels]
+        self._bytes = min(PIECE_BYTES, max(PIECE_MIN, packs.may_hold // 8))
 
     def result(self) -> list[Level]:
         """The levels as they are now."""
@@ -156,11 +159,11 @@ class Levels:
             ready: list[pa.RecordBatch] = []
             for parts in side_by_side(runs, self.packs, (0,), None):
                 ready.append(consolidate_runs([one for run in parts for one in run]))
-                if sum(part.num_rows for part in ready) >= piece_rows(ready[0]):
-                    yield from _cut(pa.concat_batches(ready))
+                if sum(part.num_rows for part in ready) >= self._rows_of_piece(ready[0]):
+                    yield from self._cut(pa.concat_batches(ready))
                     ready = []
             if ready:
-                yield from _cut(pa.concat_batches(ready))
+                yield from self._cut(pa.concat_batches(ready))
 
         run = self._written(pieces())
         return [] if run is None else [run]
@@ -174,7 +177,7 @@ class Levels:
     ) -> Run | None:
         """A change as a run; what to take of it as `consolidation` says."""
         count = change.num_rows if rows is None else len(rows)
-        step = piece_rows(change)
+        step = self._rows_of_piece(change)
         parts = (
             _rows_of(change, rows, weight, start, min(count, start + step))
             for start in range(0, count, step)
@@ -239,7 +242,7 @@ class Levels:
             *Run(target.slices[begin:end]).between(self.packs, None, stop),
             *drain.between(self.packs, None, stop),
         ]
-        merged = self._written(_cut(consolidate_runs(parts)))
+        merged = self._written(self._cut(consolidate_runs(parts)))
         replaced = Run(target.slices[begin:end])
         rest = replaced.since(self.packs, stop)  # not empty where `drain` was cut short
         slices = [
@@ -265,6 +268,17 @@ class Levels:
             rows += one.hi - one.lo
         return stop
 
+    def _rows_of_piece(self, batch: pa.RecordBatch) -> int:
+        """How many rows of this kind a piece gets."""
+        width: int = max(1, batch.nbytes // max(1, batch.num_rows))
+        return max(1, min(SLICE, self._bytes // width))
+
+    def _cut(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """A sorted batch in pieces of about even size, none above one and a half times the aim."""
+        count = max(1, round(batch.num_rows / self._rows_of_piece(batch))) if batch.num_rows else 1
+        edges = [batch.num_rows * at // count for at in range(count + 1)]
+        return [batch.slice(a, b - a) for a, b in itertools.pairwise(edges)]
+
     def _written(
         self,
         batches: Iterable[pa.RecordBatch],
@@ -283,19 +297,6 @@ def capacity(level: int) -> int:
     """How many rows the main run of a level may have."""
     rows: int = BASE * RATIO**level
     return rows
-
-
-def piece_rows(batch: pa.RecordBatch) -> int:
-    """How many rows of this kind a piece gets."""
-    width: int = max(1, batch.nbytes // max(1, batch.num_rows))
-    return max(1, min(SLICE, PIECE_BYTES // width))
-
-
-def _cut(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """A sorted batch in pieces of about even size, none above one and a half times the aim."""
-    count = max(1, round(batch.num_rows / piece_rows(batch))) if batch.num_rows else 1
-    edges = [batch.num_rows * at // count for at in range(count + 1)]
-    return [batch.slice(a, b - a) for a, b in itertools.pairwise(edges)]
 
 
 def _rows_of(
