@@ -42,6 +42,7 @@ from headrace.pipelines.views.changes import (
     key_hashes,
     keyed_rows,
     keys_of,
+    never_there,
     row_columns,
     state_schema,
     weights,
@@ -276,12 +277,7 @@ def step(node: Aggregate, states: States, inputs: Sequence[pa.RecordBatch], seed
     before = _aligned(old, known, len(touched))[len(keys) :]
     n = _numbers(before[0]) + Rows(groups, weight, None, len(touched)).count
     if (n < 0).any():
-        raise errors.ViewStopped(
-            "a group has fewer rows than none",
-            place="aggregate",
-            why="an input retracts a row that it did not hold",
-            fix="check the source of the input: `headrace topic read` shows its changes",
-        )
+        raise never_there("aggregate")
     state: dict[str, pa.RecordBatch] = {}
     after: Columns = [pa.array(n)]
     at = 1
