@@ -23,8 +23,12 @@ from dataclasses import asdict
 from headrace.testing import capture_faults, chaos, log_faults, slice_faults, views_faults
 from headrace.testing.crashes import Round, one_round, replay
 from headrace.testing.explore import Limits, Tally
+from headrace.testing.jobs import EVERY_PROCESSOR
 from headrace.testing.powercut import EVERY
 from headrace.testing.workloads import WORKLOADS
+
+ALL_AGAIN = 0.005
+"""The share of openings within which `--all` cuts the power again: they are very many."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.add_argument("--bound", type=int, default=24, help="disks per crash point (default 24)")
     log.add_argument(
         "--all", action="store_true", help="every crash point and disk of every workload, once"
+    )
+    log.add_argument(
+        "--jobs", type=int, default=EVERY_PROCESSOR, help="processes (default: a processor each)"
     )
     log.add_argument("--at", help="OPERATION:STATE[,OPERATION:STATE]: this path only, once")
     log.add_argument("--json", action="store_true", help="a summary as one JSON object")
@@ -100,14 +107,18 @@ def _rounds(chosen: argparse.Namespace) -> list[Round]:
     deadline = time.monotonic() + 60 * chosen.minutes
     names = [chosen.workload] if chosen.workload else list(WORKLOADS)
     if chosen.all:
-        every = Limits(bound=EVERY, violations=3)
-        return [_progress(one_round(name, chosen.seed, every), 0.0) for name in names]
+        every = Limits(bound=EVERY, violations=3, again=ALL_AGAIN)
+        return [
+            _progress(one_round(name, chosen.seed, every, jobs=chosen.jobs), 0.0) for name in names
+        ]
     limits = Limits(bound=chosen.bound, points=24, violations=3)
     rounds: list[Round] = []
     seed = chosen.seed
     while not rounds or time.monotonic() < deadline:
         for name in names:
-            one = one_round(name, seed, limits, lambda: time.monotonic() > deadline)
+            one = one_round(
+                name, seed, limits, lambda: time.monotonic() > deadline, jobs=chosen.jobs
+            )
             rounds.append(_progress(one, deadline))
             if time.monotonic() > deadline:
                 break

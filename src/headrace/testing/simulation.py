@@ -19,7 +19,7 @@ from typing import Any
 from headrace import errors
 from headrace.log.embedded.check import check
 from headrace.log.embedded.log import EmbeddedLog
-from headrace.model.policy import DEFAULTS
+from headrace.model.policy import Policy
 from headrace.model.records import Batch, Receipt
 from headrace.settings import LogSettings
 from headrace.testing.disk import SimulatedMachine, SimulatedProcess
@@ -189,12 +189,17 @@ def rows_of(batch: Batch) -> tuple[list[Row], dict[int, int]]:
 def content_of(log: EmbeddedLog, into: Content | None = None) -> Content:
     """Everything that a log shows; `into` is filled as far as it can be read."""
     content = into or Content([], {}, 0)
-    content.topics = tuple(t.name for t in log.topics() if t.policy == DEFAULTS)
+    content.topics = tuple(t.name for t in log.topics() if _keeps_all(t.policy))
     content.upper = log.position
     for batch in log.read(content.topics) if content.topics else ():
         take(batch, content)
     content.counters = {name: log.counter(name) for name in COUNTERS}
     return content
+
+
+def _keeps_all(policy: Policy) -> bool:
+    limited = policy.retention_seconds is not None or policy.retention_bytes is not None
+    return not policy.compact and (not limited or policy.archive is not None)
 
 
 def agreeing(log: EmbeddedLog) -> None:
