@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tools import check, system
+from tools import check, setup, system
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,6 +45,91 @@ def test_run_names_the_benchmarks_there_are() -> None:
 def test_run_passes_on_what_it_does_not_know_with_its_exit_code() -> None:
     done = run("python", "-c", "import headrace, sys; print('in'); sys.exit(7)")
     assert (done.stdout, done.returncode) == ("in\n", 7)
+
+
+def test_run_works_through_a_link_from_any_folder(tmp_path: Path) -> None:
+    link = tmp_path / "hr"
+    link.symlink_to(ROOT / "run")
+    command = [link, "python", "-c", "import headrace; print(headrace.__file__)"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(ROOT / "src" / "headrace" / "__init__.py"), done.stderr
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Give a function that puts a clone at a place, with all but what comes from an index."""
+
+    def at(name: str) -> Path:
+        root = tmp_path / name
+        root.mkdir(exist_ok=True)
+        for file in ("requirements.lock", "pyproject.toml"):
+            shutil.copy(ROOT / file, root)
+        places = {"ROOT": root, "VENV": root / ".venv", "PYTHON": root / ".venv/bin/python"}
+        places |= {"READY": root / ".venv/.ready", "LOCK": root / "requirements.lock"}
+        places |= {"TURN": root / ".venv/.setup-lock", "CACHE": root / ".venv/.uv-cache"}
+        for which, place in places.items():
+            monkeypatch.setattr(setup, which, place)
+        return setup.VENV
+
+    return at
+
+
+def test_a_broken_off_installation_is_begun_anew(
+    clone: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of a package that was half there uv says that it is installed."""
+    venv = clone("here")
+
+    def half(uv: str, *arguments: str) -> None:
+        (setup.site() / "half-1.0.dist-info").mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(setup, "pip_install", half)
+    assert setup.main() == 130
+    assert "interrupted" in capsys.readouterr().err
+    monkeypatch.setattr(setup, "pip_install", lambda uv, *arguments: None)
+    assert setup.main() == 0
+    assert setup.packages() == []
+    assert (venv / ".ready").read_bytes() == setup.wanted()
+
+
+def test_a_new_lock_is_installed_into_what_is_there(
+    clone: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv = clone("here")
+    monkeypatch.setattr(setup, "pip_install", lambda uv, *arguments: None)
+    assert setup.main() == 0
+    (venv / "old").touch()
+    with open(setup.LOCK, "a") as lock:
+        lock.write("# changed")
+    assert setup.main() == 0
+    assert (venv / "old").exists()
+    assert (venv / ".ready").read_bytes() == setup.wanted()
+
+
+def test_a_folder_that_was_moved_gets_a_venv_of_its_own(
+    clone: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The programs in a venv name its Python by its path: they would run the code over there."""
+    old = clone("here")
+    monkeypatch.setattr(setup, "pip_install", lambda uv, *arguments: None)
+    assert setup.main() == 0
+    (old / "bin" / "pytest").write_text(f"#!{old}/bin/python")
+    shutil.copytree(tmp_path / "here", tmp_path / "there", symlinks=True)
+    new = clone("there")
+    assert setup.main() == 0
+    assert (new / "bin" / "python").exists()
+    assert not (new / "bin" / "pytest").exists()
+
+
+def test_what_keeps_setup_from_writing_is_said_in_one_line(
+    clone: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    clone("here").write_text("a file")
+    assert setup.main() == 1
+    assert capsys.readouterr().err.startswith("run: failed: ")
 
 
 def test_the_lock_names_no_host_and_has_a_hash_for_everything() -> None:

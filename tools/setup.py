@@ -3,7 +3,10 @@
 uv does the installing, from its cache when everything is there (`--offline`), else from the index.
 Where uv is not on the PATH it comes from the lock itself, with pip or, if there is none, ensurepip.
 `.venv/.ready` is written last: it repeats what was installed and where, so that ./run can compare
-it without starting Python. A lock file lets several first calls at once wait for one another.
+it without starting Python. Where it is missing an installation was broken off, and uv would take a
+package of which half is there for installed; where it names another place, the programs in
+`.venv/bin` call the Python there: both are made anew. A lock file lets several first calls at once
+wait for one another.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -27,6 +30,7 @@ PYTHON = VENV / "bin" / "python"
 READY = VENV / ".ready"
 LOCK = ROOT / "requirements.lock"
 TURN = VENV / ".setup-lock"  # not .venv/.lock: uv itself locks that one, and would wait for us
+CACHE = VENV / ".uv-cache"  # where home cannot be written
 
 # Imported by every command or test and not yet compiled by uv: without this, each start pays again
 # where PYTHONDONTWRITEBYTECODE is set.
@@ -40,6 +44,21 @@ DIST_CONFIG = "[bdist_wheel]\ncompression = stored\n"
 
 
 def main() -> int:
+    try:
+        set_up()
+    except subprocess.CalledProcessError as error:
+        say(f"failed: {' '.join(map(str, error.cmd))}")
+    except OSError as error:
+        say(f"failed: {error}")
+    except KeyboardInterrupt:
+        say("interrupted; the next call begins again")
+        return 130
+    else:
+        return 0
+    return 1
+
+
+def set_up() -> None:
     VENV.mkdir(exist_ok=True)
     with open(TURN, "w") as lock:
         try:
@@ -47,16 +66,12 @@ def main() -> int:
         except BlockingIOError:
             say("another call is installing, waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if READY.exists() and READY.read_bytes() == wanted() and PYTHON.exists():
-            return 0
+        before = READY.read_bytes() if READY.exists() else b""
+        if before == wanted() and PYTHON.exists():
+            return
         READY.unlink(missing_ok=True)
-        try:
-            install()
-        except subprocess.CalledProcessError as error:
-            say(f"failed: {' '.join(map(str, error.cmd))}")
-            return 1
+        install(anew=not before.startswith(f"{ROOT}\n".encode()) or not usable())
         write_whole(READY, wanted())
-    return 0
 
 
 def wanted() -> bytes:
@@ -65,12 +80,10 @@ def wanted() -> bytes:
     return b"".join(parts)
 
 
-def install() -> None:
+def install(*, anew: bool) -> None:
     started = time.monotonic()
-    if not usable():
-        say(f"making .venv with Python {sys.version.split()[0]}")
-        clear()
-        venv.create(VENV, symlinks=True, with_pip=False)
+    if anew:
+        make_venv()
     uv = find_uv()
     before = set(packages())
     write_whole(VENV / "dist.cfg", DIST_CONFIG.encode())
@@ -89,12 +102,24 @@ def usable() -> bool:
     return PYTHON.exists() and subprocess.run([PYTHON, "-c", check], check=False).returncode == 0
 
 
-def clear() -> None:
-    for path in VENV.iterdir():
+def make_venv() -> None:
+    say(f"making .venv with Python {sys.version.split()[0]}")
+    try:
+        import venv
+    except ImportError:
+        need("this Python has no module venv")
+    for path in set(VENV.iterdir()) - {TURN, CACHE}:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        elif path.name != TURN.name:
+        else:
             path.unlink()
+    venv.create(VENV, symlinks=True, with_pip=False)
+
+
+def need(fact: str) -> NoReturn:
+    say(fact)
+    say("install it (Debian, Ubuntu: apt-get install python3-venv), then call again")
+    sys.exit(1)
 
 
 def find_uv() -> str:
@@ -109,9 +134,7 @@ def find_uv() -> str:
         subprocess.run([PYTHON, "-m", "ensurepip"], check=True, stdout=subprocess.DEVNULL)
         pip = [str(PYTHON), "-m", "pip"]
     else:
-        say("this Python has neither pip nor ensurepip, and uv is not on the PATH")
-        say("install one of them (Debian, Ubuntu: apt-get install python3-venv), then call again")
-        sys.exit(1)
+        need("this Python has neither pip nor ensurepip, and uv is not on the PATH")
     say("installing uv")
     entry = re.search(r"^uv==.*\n(?:    .*\n)*", LOCK.read_text(), re.MULTILINE)
     assert entry, "requirements.lock names uv"
@@ -143,7 +166,7 @@ def uv_environment() -> dict[str, str]:
     if trusted.cafile or (trusted.capath and os.listdir(trusted.capath)):
         environment |= {"UV_SYSTEM_CERTS": "true"}
     if not home_cache_writable():
-        environment |= {"UV_CACHE_DIR": str(VENV / ".uv-cache")}
+        environment |= {"UV_CACHE_DIR": str(CACHE)}
     return environment | os.environ
 
 

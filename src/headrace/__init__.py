@@ -60,13 +60,14 @@ _LAZY = {
 def connect(target: str | os.PathLike[str], *, create: bool = True, **settings: Any) -> EmbeddedLog:
     """Open a log: a folder, which is made if it is not there (unless `create` is False).
 
+    `~` at the beginning is the home of the user.
     `settings` are those of `LogSettings`, e.g. `durability="interval"`.
     """
-    name = os.fspath(target)
-    if name.startswith("kafka://"):
-        raise errors.BadSetting(
-            "logs on Kafka are not built yet", place=name, fix="connect to a folder"
-        )
+    name = os.path.expanduser(os.fsdecode(target))
+    kind, sign, _ = name.partition("://")
+    if sign and "/" not in kind:  # the rest may hold a password
+        what = "logs on Kafka are" if kind == "kafka" else f"a log at {kind}:// is"
+        raise errors.BadSetting(f"{what} not built yet", place=f"{kind}://", fix="name a folder")
     try:
         chosen = LogSettings(**settings)
     except TypeError as error:

@@ -174,3 +174,24 @@ def test_a_topic_is_deleted_when_asked_twice(headrace: Headrace, log: EmbeddedLo
     assert "10 rows" in done.err
     assert log.topics() == []
     assert headrace("topic", "delete", "t", "--yes", "--json").error["code"] == "HR-LOG-010"
+
+
+def test_a_group_that_producers_wait_for_is_shown_and_released(
+    headrace: Headrace, log: EmbeddedLog
+) -> None:
+    """R-A3: whom they wait for can be seen, and ended without losing its place."""
+    log.consumer("t", "g", flow="backpressure", flow_rows=5000).close()
+    shown = headrace("group", "show", "g").out
+    assert "producers wait 30.0 s while it would be more than 5,000 rows behind" in shown
+    assert headrace("group", "show", "g", "--json").json["pressure"]["rows"] == 5000
+    assert (
+        "while group 'g' would be more than 5,000 rows behind" in headrace("topic", "show", "t").out
+    )
+    assert headrace("topic", "show", "t", "--json").json["pressure"]["g"]["seconds"] == 30.0
+    before = log.offsets("g")
+    assert headrace("group", "release", "g", "--json").json == {"group": "g", "released": True}
+    assert headrace("group", "release", "g", "--json").json["released"] is False
+    assert "no producer waits" in headrace("group", "release", "g").err
+    assert log.offsets("g") == before
+    assert headrace("topic", "show", "t", "--json").json["pressure"] == {}
+    assert headrace("group", "release", "nobody", "--json").error["code"] == "HR-GROUP-003"

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import headrace as hr
@@ -214,10 +215,71 @@ def test_an_output_that_takes_nothing_is_an_error_in_words(folder: str, command:
         1,
         [b"error[HR-LOG-029]: No space left on device", b"  at: standard output"],
     )
-    if command == "read":
-        child = started(folder, *arguments, stderr=PIPE, preexec_fn=lambda: os.close(1))
+    for form in ("ndjson", "arrow") if command == "read" else ():
+        asked = [*arguments, "--format", form]
+        child = started(folder, *asked, stderr=PIPE, preexec_fn=lambda: os.close(1))
         _, said = child.communicate(timeout=PATIENCE)
         assert (child.returncode, said.splitlines()[0]) == (
             2,
             b"error[HR-CLI-001]: standard output is closed",
         )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["topic", "--help"]])
+def test_help_that_nobody_can_read_is_no_reason_for_a_traceback(
+    folder: str, arguments: list[str]
+) -> None:
+    with open("/dev/full", "wb") as full:
+        child = started(folder, *arguments, stdout=full, stderr=PIPE)
+    _, said = child.communicate(timeout=PATIENCE)
+    assert child.returncode == 1
+    assert said.splitlines()[0] == b"error[HR-LOG-029]: No space left on device"
+
+
+def test_a_command_works_without_a_standard_error(folder: str) -> None:
+    """Nor does the log get the number of a stream that anybody may write to."""
+    with hr.connect(folder) as log:
+        log.create_topic("t", "a bigint")
+    for arguments in (["log", "check"], ["topic", "append", "t"]):
+        child = started(folder, *arguments, stdin=PIPE, stdout=PIPE, preexec_fn=lambda: os.close(2))
+        child.communicate(b'{"a": 1}\n', timeout=PATIENCE)
+        assert child.returncode == 0
+    with hr.connect(folder) as log:
+        assert [row for batch in log.read("t") for row in batch.to_pylist()] == [{"a": 1}]
+
+
+def _stream(batch: pa.RecordBatch) -> bytearray:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytearray(sink.getvalue().to_pybytes())
+
+
+@pytest.mark.parametrize("what", ["letter", "offset"])
+def test_rows_of_a_damaged_arrow_stream_are_set_aside(
+    folder: str, tmp_path: Path, what: str
+) -> None:
+    """Arrow believes what it reads; taken as it came, no reader would get past such a row."""
+    with hr.connect(folder) as log:
+        log.create_topic("t", "a bigint, s string")
+    data = _stream(pa.record_batch({"a": [1, 2, 3], "s": ["one", "two", "three"]}))
+    if what == "letter":
+        data[data.index(b"two")] = 0xFF
+    else:
+        at = data.index(b"".join(end.to_bytes(4, "little") for end in (3, 6, 11)))
+        data[at : at + 4] = (2**30).to_bytes(4, "little")
+    aside = tmp_path / "aside"
+    arguments = ["topic", "append", "t", "--format", "arrow", "--json", "--aside", str(aside)]
+    child = started(folder, *arguments, stdin=PIPE, stdout=PIPE)
+    out, _ = child.communicate(data, timeout=PATIENCE)
+    assert child.returncode == 3
+    bad = [json.loads(line) for line in aside.read_text().splitlines()]
+    assert [(one["line"], one["reason"], json.loads(one["text"])) for one in bad][-1] == (
+        2,
+        "not valid Arrow",
+        {"a": 2},
+    )
+    assert json.loads(out)["rows"] == 3 - len(bad)
+    with hr.connect(folder) as log:
+        kept = [row["a"] for batch in log.read("t") for row in batch.to_pylist()]
+    assert kept == ([1, 3] if what == "letter" else [3])

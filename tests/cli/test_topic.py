@@ -187,6 +187,22 @@ def test_append_in_batches(clicks: Headrace, tmp_path: Path) -> None:
 BAD = '{"user": 1}\n{"user": "x"}\n\nnot json\n{"usr": 2}\n{"url": "/"}\n{"user": 3}\n'
 
 
+def test_half_a_surrogate_is_set_aside_with_the_lines_behind_it(
+    clicks: Headrace, tmp_path: Path
+) -> None:
+    aside = tmp_path / "aside.ndjson"
+    lines = [r'{"user": 1, "url": "\ud800"}', r'{"\udfff": 1}', "nonsense", '{"user": 2}']
+    done = clicks("topic", "append", "clicks", "--aside", str(aside), stdin="\n".join(lines))
+    assert (done.code, done.err.splitlines()[-1][:14]) == (3, "1 row appended")
+    bad = [json.loads(line) for line in aside.read_text(encoding="utf-8").splitlines()]
+    assert [one["text"] for one in bad] == lines[:3]
+
+
+def test_a_number_with_an_exponent_is_named_as_such(clicks: Headrace) -> None:
+    done = clicks("topic", "append", "clicks", stdin='{"user": 1e0}')
+    assert "column 'user': 1e0 is not a bigint" in done.err
+
+
 def test_bad_lines_are_set_aside_and_the_rest_goes_on(clicks: Headrace) -> None:
     """Each bad line is said with its number, code, reason and text; exit code 3."""
     done = clicks("topic", "append", "clicks", stdin=BAD)

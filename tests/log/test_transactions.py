@@ -47,6 +47,15 @@ def test_all_of_it_is_one_entry(shop: EmbeddedLog) -> None:
         assert other.value("manifest") == {"files": [1, 2]}
 
 
+def test_a_transaction_has_as_many_parts_as_it_likes(shop: EmbeddedLog) -> None:
+    """More than the system takes in one write. R-A15"""
+    with shop.transaction() as transaction:
+        for i in range(1500):
+            transaction.append("orders", [{"a": i}])
+    assert checked(shop.path).rows == 1500
+    assert sorted(values(shop.read("orders"))) == list(range(1500))
+
+
 def test_nothing_is_visible_before_the_commit(shop: EmbeddedLog) -> None:
     """Until the commit nobody sees anything of it. R-A15"""
     before = shop.position

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeVar
 
@@ -55,7 +54,7 @@ def chosen(form: str | None, output: str | None, *, as_json: bool, default: str 
         raise BadUsage(f"--json and --format {form} exclude each other", fix="give one of them")
     if form is None and output is not None and not as_json:
         form = ENDINGS.get(os.path.splitext(output)[1])
-    if form in BINARY and output is None and sys.stdout.isatty():
+    if form in BINARY and output is None and stdout().isatty():
         raise BadUsage(
             f"{FORMS[form]} is not for a terminal",
             fix="send it to a file or a pipe, or use --format table",

@@ -17,6 +17,7 @@ since the log gives it a new place, and is reported; `_headers` is kept.
 from __future__ import annotations
 
 import binascii
+import contextlib
 import json
 import math
 import re
@@ -491,7 +492,7 @@ def _shown(value: object) -> str:
     except (ValueError, RecursionError):
         text = repr(value)
     if isinstance(value, Decimal):
-        text = str(value)
+        text = f"{value}e0" if str(value).lstrip("-").isdigit() else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -771,11 +772,15 @@ class ArrowIntake:
         headers = batch.column(HEADERS) if HEADERS in batch.schema.names else None
         batch = batch.drop_columns([*moved, *([HEADERS] if headers is not None else [])])
         self._take(batch.slice(0, 0))
-        taken.batch, refused = sift(
-            batch.num_rows, lambda start, end: self._take(batch.slice(start, end - start))
-        )
+
+        def take(start: int, end: int) -> pa.RecordBatch:
+            part = batch.slice(start, end - start)
+            _validate(part)
+            return self._take(part)
+
+        taken.batch, refused = sift(batch.num_rows, take)
         for index, error in refused:
-            row = json.dumps(batch.slice(index, 1).to_pylist()[0], default=str, ensure_ascii=False)
+            row = json.dumps(_readable(batch.slice(index, 1)), default=str, ensure_ascii=False)
             taken.bad.append(bad_line(error, first + index, row.encode()))
         if headers is not None and headers.null_count < len(headers):
             out = {index for index, _ in refused}
@@ -783,6 +788,24 @@ class ArrowIntake:
                 pa.array([i for i in range(len(headers)) if i not in out], pa.int64())
             )
         return taken
+
+
+def _validate(part: pa.RecordBatch | pa.Array) -> None:
+    """Look at every offset and every letter: Arrow itself believes what it reads."""
+    try:
+        part.validate(full=True)
+    except pa.ArrowException as error:
+        raise BadRows("not valid Arrow", why=str(error), fix="write the stream anew") from error
+
+
+def _readable(row: pa.RecordBatch) -> dict[str, Any]:
+    """The columns of a row that can be shown."""
+    found = {}
+    for name, column in zip(row.schema.names, row.columns, strict=True):
+        with contextlib.suppress(BadRows):
+            _validate(column)
+            found[name] = column[0].as_py()
+    return found
 
 
 def arrow_batches(stream: IO[bytes]) -> Iterator[pa.RecordBatch]:
@@ -796,3 +819,19 @@ def arrow_batches(stream: IO[bytes]) -> Iterator[pa.RecordBatch]:
             why=str(error).partition("\n")[0],
             fix="write it with 'headrace topic read --format arrow' or pyarrow.ipc.new_stream()",
         ) from error
+
+
+def parquet_batches(stream: IO[bytes], rows_max: int) -> Iterator[pa.RecordBatch]:
+    """Give the rows of a Parquet file, so many at a time."""
+    from pyarrow import parquet
+
+    if not stream.seekable():
+        raise BadUsage("a Parquet file cannot be read from a pipe", fix="name it with --file")
+    try:
+        with parquet.ParquetFile(stream) as file:
+            yield from file.iter_batches(rows_max)
+    except (pa.ArrowException, OSError) as error:
+        raise BadRows(
+            "the input is not a whole Parquet file", why=str(error).partition("\n")[0],
+            fix="write it with 'headrace topic read --output FILE.parquet'",
+        ) from error  # fmt: skip

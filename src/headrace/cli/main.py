@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from typing import Never
 
@@ -85,6 +86,12 @@ def cli() -> None:
 
 def main() -> Never:
     """Run the command line and leave with its exit code."""
+    for stream in range(3):  # what is closed must not become the number of a file of the log
+        try:
+            os.fstat(stream)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
     sys.exit(run(sys.argv[1:]))
 
 
@@ -102,6 +109,10 @@ def run(arguments: list[str]) -> int:
         return fail(error, 2 if isinstance(error, BadUsage) else 1)
     except (click.Abort, KeyboardInterrupt):
         return 130
+    except OSError as error:  # --help onto a full disk
+        from headrace.cli.options import io_failed
+
+        return fail(io_failed(error), 1)
 
 
 def as_usage(error: click.ClickException) -> BadUsage:

@@ -60,13 +60,13 @@ class Command(click.Command):
             _forget_output()
             raise click.exceptions.Exit(0) from None  # click would make exit code 1 of it
         except (HeadraceError, OSError) as error:
-            problem = error if isinstance(error, HeadraceError) else _io_failed(error)
+            problem = error if isinstance(error, HeadraceError) else io_failed(error)
             if ctx.params.get("as_json"):
                 _fail(problem)
             raise problem from None
 
 
-def _io_failed(error: OSError) -> IoFailed:
+def io_failed(error: OSError) -> IoFailed:
     """A call of the command itself: the log names its own. Mostly the output is on a full disk."""
     if error.filename is None:
         _forget_output()
@@ -76,9 +76,10 @@ def _io_failed(error: OSError) -> IoFailed:
 
 def _forget_output() -> None:
     """What is still buffered goes nowhere, or Python would try once more at the end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    if sys.stdout is not None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _fail(error: HeadraceError) -> NoReturn:
@@ -189,13 +190,13 @@ def listed(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
-def pairs(values: Iterable[str], option: str) -> dict[str, str]:
+def pairs(values: Iterable[str], option: str, example: str = "a=bigint") -> dict[str, str]:
     """Split what comes as NAME=VALUE."""
     found: dict[str, str] = {}
     for value in values:
         name, sign, rest = value.partition("=")
         if not sign or not name.strip() or not rest.strip():
-            raise BadUsage(f"'{option} {value}' is not NAME=VALUE", fix=f"e.g. {option} a=bigint")
+            raise BadUsage(f"'{option} {value}' is not NAME=VALUE", fix=f"e.g. {option} {example}")
         if name.strip() in found:
             raise BadUsage(f"{option} names '{name.strip()}' twice", fix="name it once")
         found[name.strip()] = rest.strip()

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from headrace.cli.formats import chosen, destination, format_options
-from headrace.cli.options import Command, json_option, log_option, open_log, talk
+from headrace.cli.options import (
+    Command,
+    json_option,
+    log_option,
+    open_log,
+    stdin,
+    stdout,
+    talk,
+)
 
 if TYPE_CHECKING:
     from headrace.queries.query import Query
@@ -64,9 +71,9 @@ def sql(
     now. history.NAME has every row with its place, latest.NAME the last row of each key. Everything
     is read at one position, which is said on stderr.
     """
-    default = "table" if output is None and sys.stdout.isatty() else "ndjson"
+    default = "table" if output is None and stdout().isatty() else "ndjson"
     form = chosen(form, output, as_json=as_json, default=default)
-    text = sys.stdin.read() if query == "-" else query
+    text = stdin().read().decode(errors="replace") if query == "-" else query
     with open_log(_log_path(ctx, path)) as log:
         from headrace.queries.query import Query
 

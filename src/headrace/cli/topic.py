@@ -17,6 +17,7 @@ from headrace.cli.options import (
     counted,
     is_log,
     json_option,
+    lasting,
     listed,
     log_option,
     open_log,
@@ -292,6 +293,7 @@ def described(log: EmbeddedLog, found: Topic) -> dict[str, Any]:
         "ends": ends,
         "settings": asdict(found.policy),
         "dropped": log.dropped(found.name),
+        "pressure": {group: asdict(one) for group, one in found.pressure.items()},
     }
 
 
@@ -333,6 +335,12 @@ def _summary(found: Topic, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         version += f", generation {found.schema.generation}"
     yield "schema", version
     yield from kept(found.policy)
+    for group, limit in found.pressure.items():
+        yield (
+            "",
+            f"backpressure: producers wait {lasting(limit.seconds)} while group '{group}' would be"
+            f" more than {limit.rows:,} rows behind",
+        )
     if facts["dropped"] or found.policy.flow == "drop":
         yield "dropped", f"{facts['dropped']:,} rows found no room"
 

@@ -53,7 +53,9 @@ WORDS = {"none": None, "true": True, "false": False}
 @json_option
 def set_(name: str, settings: tuple[str, ...], path: str, as_json: bool) -> None:
     """See HELP."""
-    changes = {key: _value(text) for key, text in pairs(settings, "set").items()}
+    changes = {
+        key: _value(text) for key, text in pairs(settings, "set", "retention_seconds=86400").items()
+    }
     with open_log(path) as log:
         topic = log.set_topic(name, **changes)
     if as_json or not changes:

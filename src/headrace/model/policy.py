@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -11,6 +11,26 @@ from headrace import errors
 FLOWS = BUFFER, DROP, BACKPRESSURE = ("buffer", "drop", "backpressure")
 """When a producer is faster than its readers: the disk keeps what is not read yet, up to the
 retention; rows that find no room are dropped, and counted; or the producer waits (R-A3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """A group for which producers wait: while it would be more than `rows` behind, for `seconds`.
+
+    What a subscription with `flow="backpressure"` says; the topics that the group reads carry it.
+    """
+
+    rows: int
+    seconds: float
+
+    def to_json(self) -> list[float]:
+        """As it stands in control records."""
+        return [self.rows, self.seconds]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any] | None) -> Pressure | None:
+        """The inverse; of nothing, none."""
+        return None if data is None else cls(*data)
 
 
 @dataclass(frozen=True, slots=True)

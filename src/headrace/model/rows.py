@@ -7,6 +7,9 @@ column is an error, not dropped. Values are converted only where nothing is lost
 for Python's, `casts` for Arrow's). All rows are taken, or none: the first problem is raised with
 its column, its row (counted from 0 in what was given) and its value.
 
+Arrow in memory is believed to be valid, as everywhere: call ``validate(full=True)`` first on what
+was read from a file or a socket (`headrace topic append` does).
+
 In what comes from pandas, NaN, NaT, NA and None all mean null, also in columns of floats, because
 pandas itself does not tell them apart; a named index is a column, an unnamed one is left out. In
 dicts and Arrow, NaN is a value.

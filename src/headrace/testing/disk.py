@@ -133,6 +133,9 @@ class SimulatedFile:
         """See `File`."""
         return pa.py_buffer(self.pread(length, offset))
 
+    def read_nothing_ahead(self) -> None:
+        """See `File`; nothing is."""
+
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """See `File`."""
         data = b"".join(buffers)

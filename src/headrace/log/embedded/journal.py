@@ -384,11 +384,20 @@ class Journal:
     # -- files ------------------------------------------------------------------------------
 
     def _file_of(self, address: int) -> tuple[int, File, int]:
-        """Number, file and size of the journal file at `address`: the newest, as a rule."""
+        """Number, file and size of the journal file at `address`: the newest, as a rule.
+
+        Appends have a descriptor of their own. They look at the end before they write, which the
+        kernel takes for reading in order: through the readers' descriptor it would fill the space
+        behind the end with pages of zeros, megabytes at a time, in the midst of an append.
+        """
         number = address >> OFFSET_BITS
         newest = self._newest
         if newest is None or newest[0] != number:
-            newest = self._newest = (number, *self.files.file(number))
+            known, size = self.files.file(number)
+            with os_errors("opening a journal file", known.path):
+                file = self.system.open(known.path)
+            file.read_nothing_ahead()
+            newest = self._newest = (number, file, size)
         return newest
 
     def _make_room(self, tail: Tail, length: int) -> Tail:
@@ -608,7 +617,9 @@ class Journal:
         """Close files, locks and maps."""
         self.append_lock.abandon()
         self.sync_lock.abandon()
-        self._newest = None
+        if self._newest is not None:
+            self._newest[1].close()
+            self._newest = None
         self.files.close()
         self.live.close()
 

@@ -45,7 +45,7 @@ import pyarrow as pa
 from pyarrow.ipc import read_record_batch
 
 from headrace import errors
-from headrace.log.embedded import archive
+from headrace.log.embedded import archive, gone
 from headrace.log.embedded.checkpoint import Checkpoint, FileRange
 from headrace.log.embedded.compaction import compacted, joined, worth_compacting, worth_joining
 from headrace.log.embedded.format import ENTRY, Record, Section, address_of, place_of
@@ -247,6 +247,8 @@ class Keeper:
             files = sealed.of(topic.id)
             if topic.deleted:
                 drop += [file.name for file in files]
+                if sealed.trim(topic.id) is not None:
+                    gone.forget(journal, topic)
                 continue
             limit = held(journal.control, topic.name, now)
             going = [file for file in _too_old(topic, files, now) if file.through <= limit]
@@ -268,13 +270,12 @@ class Keeper:
         self, topic: Topic, files: list[SealedFile], going: list[SealedFile], old: Trim | None
     ) -> dict[str, Any]:
         """From where on a topic is held when these files are gone."""
-        gone = going[-1].through
-        if len(going) < len(files):
-            starts = files[len(going)].starts
-        else:
-            starts = tuple(_ends_at(self._log, topic))
-        since = max(gone, old.since if old is not None else 0)
-        return Trim(since, gone, starts).to_json()
+        starts = [file.starts for file in files[1 : len(going) + 1]]
+        if len(going) == len(files):
+            starts.append(tuple(_ends_at(self._log, topic)))
+        gone.remember(self._log.journal, topic, going, starts, old)
+        since = max(going[-1].through, old.since if old is not None else 0)
+        return Trim(since, going[-1].through, starts[-1]).to_json()
 
     # -- compact ----------------------------------------------------------------------------
 

@@ -40,8 +40,7 @@ from headrace.log.producer import Producer
 from headrace.log.transaction import Transaction
 from headrace.log.writer import Writer
 from headrace.model.evolution import evolve
-from headrace.model.fold import OWN_COUNTERS, ControlState, check_counter, is_name
-from headrace.model.policy import BUFFER
+from headrace.model.fold import OWN_COUNTERS, ControlState, check_counter, is_name, topic_counter
 from headrace.model.records import Piece, Receipt
 from headrace.model.topic import Topic, define, same_definition
 from headrace.settings import DURABILITIES, LogSettings
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from headrace.log.embedded.backup import Backup
 
 TOPICS = f"{OWN_COUNTERS}topics"
-TOPIC = f"{OWN_COUNTERS}topic/"
 
 
 class EmbeddedLog:
@@ -185,6 +183,9 @@ class EmbeddedLog:
 
     def set_topic(self, name: str, **settings: Any) -> Topic:
         """Change what is kept of a topic, from now on: see `headrace.model.policy.Policy`."""
+        where = settings.get("archive")
+        if isinstance(where, str) and where and "://" not in where:  # all processes find it there
+            settings["archive"] = os.path.abspath(where)
         while True:
             topic = self.topic(name)
             policy = topic.policy.changed(settings, f"topic '{name}'")
@@ -199,7 +200,7 @@ class EmbeddedLog:
 
     def _say(self, topic: Topic, expect: Mapping[str, int] | None = None) -> bool:
         """Append what is true of a topic now; False if somebody else said something meanwhile."""
-        expected = {f"{TOPIC}{topic.name}": topic.revision - 1, **(expect or {})}
+        expected = {topic_counter(topic.name): topic.revision - 1, **(expect or {})}
         try:
             self.append_entry([], {"topics": [topic.to_json()]}, expect=expected, require={})
         except errors.Conflict:
@@ -324,7 +325,7 @@ class EmbeddedLog:
             journal = self.journal
             catalog = journal.catalog
             for part in () if admitted else parts:
-                if self._packer(part.topic).topic.policy.flow != BUFFER:
+                if self._packer(part.topic).topic.limited:
                     return flow.append_entry(
                         self, parts, control, expect=expect, require=require, durability=durability
                     )
@@ -498,7 +499,8 @@ class EmbeddedLog:
         `follow=False`: it ends when all is read. `lease_seconds` (30): a member that does not
         iterate or commit for so long is put out. `on_gone`: "raise" or "skip" what retention took.
         `flow="drop", flow_rows=N`: what is more than N rows behind in a partition is not read,
-        but counted.
+        but counted. `flow="backpressure", flow_rows=N, flow_seconds=S` (30): producers wait while
+        the group would be more than N rows behind in a topic, and get `TopicFull` after S.
         """
         return Consumer(self, topics, group, options_of(options))
 
@@ -532,6 +534,10 @@ class EmbeddedLog:
     def copy_group(self, source: str, name: str, to: Place | None = None) -> list[Move]:
         """Make a new group that starts where another is, or at another place of its topics."""
         return admin.copy(self, source, name, to)
+
+    def release_group(self, name: str) -> None:
+        """Let producers go on without a group whose flow is backpressure; its offsets stay."""
+        admin.release(self, name)
 
     def delete_group(self, name: str, *, force: bool = False) -> None:
         """Forget a group and its offsets; see `reset_group` for `force`."""

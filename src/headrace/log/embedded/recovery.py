@@ -62,13 +62,15 @@ FOLDERS = ("locks", "live", "journal", "pieces", "counters", "sealed")
 def open_journal(system: System, folder: str, settings: LogSettings, *, create: bool) -> Journal:
     """Open the log in `folder`, made if it is not there and `create`; recovered if need be."""
     system.check_folder(folder)
-    try:
-        names = system.listdir(folder)
-    except NotADirectoryError:
-        raise errors.NotALog(f"{folder} is a file, not a folder", place=folder) from None
+    with os_errors("opening the log", folder):
+        try:
+            names = system.listdir(folder)
+        except NotADirectoryError:
+            fact = f"{folder} is a file, or in one, not a folder"
+            raise errors.NotALog(fact, place=folder) from None
     foreign = [name for name in names if name not in (*FOLDERS, FORMAT_FILE, f"{FORMAT_FILE}.new")]
     if FORMAT_FILE not in names and (foreign or not create):
-        found = "nothing" if not names else f"{len(names)} other names, such as '{names[0]}'"
+        found = f"other names, such as '{names[0]}'" if names else "nothing"
         raise errors.NotALog(f"{folder} is not a log: it holds {found}", place=folder)
     try:
         return _opened(system, folder, settings, made=FORMAT_FILE in names)

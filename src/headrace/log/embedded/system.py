@@ -38,6 +38,9 @@ class File(Protocol):
     def read(self, length: int, offset: int) -> pa.Buffer:
         """As `pread`, into memory of Arrow's pool, which is warm where that of `bytes` is not."""
 
+    def read_nothing_ahead(self) -> None:
+        """From now on read what is asked for, and not what follows it."""
+
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """Write all buffers, one after the other, at `offset`; all of it, or raise."""
 
@@ -131,6 +134,8 @@ READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
 EVERYBODY = 0x7FFFFFFF
+MOUNTS = "/proc/self/mountinfo"
+IOV_MAX = os.sysconf("SC_IOV_MAX")
 TRY_LOCK = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
@@ -191,9 +196,15 @@ class OsFile:
             done += more
         return buffer
 
+    def read_nothing_ahead(self) -> None:
+        """See `File`."""
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
+
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """See `File`."""
         total = sum(map(len, buffers))
+        if len(buffers) > IOV_MAX:
+            buffers = [b"".join(buffers)]
         written = os.pwritev(self._fd, buffers, offset)
         while written < total:  # a full disk or a signal: the rest, or the error itself
             rest = b"".join(buffers)[written:]
@@ -376,7 +387,7 @@ def filesystem_of(path: str) -> str:
 
 
 def _mounts() -> Iterator[tuple[str, str]]:
-    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+    with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             left, _, right = line.partition(" - ")
             yield left.split(" ")[4].replace("\\040", " "), right.split(" ")[0]

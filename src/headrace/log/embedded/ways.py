@@ -62,7 +62,11 @@ class Wanted:
         """Remember how far each partition was read."""
         for span in spans if len(self.next) > 1 else spans[-1:]:
             runs = span.runs
-            self.next[runs["partition"]] = runs["base"] + runs["rows"]
+            if len(runs) == 1:  # as a rule: a tenth of the time
+                partition, rows, base = runs.item(0)
+                self.next[partition] = base + rows
+            else:
+                self.next[runs["partition"]] = runs["base"] + runs["rows"]
 
 
 @dataclass(slots=True)

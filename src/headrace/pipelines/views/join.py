@@ -207,17 +207,16 @@ class Block:
         in_left, in_right = pairs(left, right)
         if len(in_left):
             check_same(
-                [left.column(IDENTITY + i).take(in_left) for i in a.keys],
-                [right.column(IDENTITY + i).take(in_right) for i in b.keys],
+                _taken_at([left.column(IDENTITY + i) for i in a.keys], in_left),
+                _taken_at([right.column(IDENTITY + i) for i in b.keys], in_right),
             )
         return cls(left, right, in_left, in_right)
 
     def columns(self) -> list[pa.Array]:
         """The columns of the pairs, left then right."""
-        left, right = pa.array(self.in_left), pa.array(self.in_right)
         return [
-            *(column.take(left) for column in kept_columns(self.left)),
-            *(column.take(right) for column in kept_columns(self.right)),
+            *_taken_at(kept_columns(self.left), self.in_left),
+            *_taken_at(kept_columns(self.right), self.in_right),
         ]
 
     def weights(self) -> Numbers:
@@ -238,6 +237,14 @@ class Block:
         total = np.zeros(self.left.num_rows, np.int64)
         np.add.at(total, self.in_left, weights(self.right)[self.in_right])
         return total
+
+
+def _taken_at(columns: Sequence[pa.Array], rows: Numbers) -> Sequence[pa.Array]:
+    """These rows of the columns; as they are if these are all, in order."""
+    if len(columns) and len(rows) == len(columns[0]) and (rows == np.arange(len(rows))).all():
+        return columns
+    index = pa.array(rows)
+    return [column.take(index) for column in columns]
 
 
 def _residual(node: Join, blocks: list[Block]) -> list[Block]:

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 100_000
 """A batch ends at the first whole entry after so many rows."""
-BUILD_ROWS = 500_000
+BUILD_ROWS = 250_000
 """So does a chunk of a build, of which there are many, one after the other."""
 ASIDE = "_aside"
 ASIDE_COLUMNS = pa.schema([(name, pa.string()) for name in ("view", "reason", "row")])
