@@ -43,9 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.add_argument(
         "--all", action="store_true", help="every crash point and disk of every workload, once"
     )
-    log.add_argument(
-        "--jobs", type=int, default=EVERY_PROCESSOR, help="processes (default: a processor each)"
-    )
     log.add_argument("--at", help="OPERATION:STATE[,OPERATION:STATE]: this path only, once")
     log.add_argument("--json", action="store_true", help="a summary as one JSON object")
     log_faults.add_commands(commands)
@@ -57,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--write", metavar="FILE", help="put the table into this file (docs/faults.md)"
     )
     bugs.add_argument("--json", action="store_true", help="the table as one JSON object")
+    for parallel in (log, bugs):
+        parallel.add_argument(
+            "--jobs", type=int, default=EVERY_PROCESSOR, help="processes (default: one a processor)"
+        )
     views = commands.add_parser("views", help="random views, crashes of drivers, the bank")
     views_faults.add_arguments(views)
     capture = commands.add_parser("capture", help="captures of PostgreSQL, and what kills them")
@@ -156,7 +157,9 @@ def _summary(rounds: list[Round], total: Tally, reports: list[str]) -> dict[str,
 def _bugs(chosen: argparse.Namespace) -> int:
     from headrace.testing.hunt import hunt, table
 
-    found = hunt(chosen.only or "", lambda text: print(text, file=sys.stderr))
+    found = hunt(
+        chosen.only or "", lambda text: print(text, file=sys.stderr, flush=True), chosen.jobs
+    )
     if chosen.json:
         print(json.dumps([asdict(one) for one in found], indent=2))
     else:

@@ -19,6 +19,7 @@ from typing import Any
 from headrace import errors
 from headrace.log.embedded.check import check
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.log.embedded.orphans import PATIENCE_SECONDS
 from headrace.model.policy import Policy
 from headrace.model.records import Batch, Receipt
 from headrace.settings import LogSettings
@@ -312,16 +313,22 @@ def _probe(run: Run, opening: Opening) -> None:
     process.kill()
     again = run.open()
     opening.final.append((len(machine.ops), content_of(again)))
-    if any(name.startswith(f"{FOLDER}/sealed/") for name in machine.names):  # somebody keeps it
+    kept = (f"{FOLDER}/sealed/", f"{FOLDER}/pieces/")
+    if any(name.startswith(kept) for name in machine.names):  # somebody keeps it
         keeper = again.keeper()
         for _ in range(2):
             keeper.turn(close=True)
+            machine.clock_us += round(2e6 * PATIENCE_SECONDS)
         opening.final.append((len(machine.ops), content_of(again)))
         agreeing(again)
-    _must_be_sound(machine.process(), "after all")
+    left = [name for name in _must_be_sound(machine.process(), "after all") if "piece" in name]
+    if left:
+        raise AssertionError(f"pieces that nobody will ever name: {left}")
 
 
-def _must_be_sound(process: SimulatedProcess, when: str) -> None:
+def _must_be_sound(process: SimulatedProcess, when: str) -> list[str]:
+    """What no entry names, if nothing else is wrong."""
     report = check(process, FOLDER)
     if not report.ok:
         raise AssertionError(f"check {when}: {report.problems[0].render()}")
+    return report.orphans
