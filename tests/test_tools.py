@@ -35,6 +35,13 @@ def test_run_without_arguments_says_what_it_can_do() -> None:
     assert "test" in done.stdout
 
 
+def test_the_help_of_the_tests_runs_none() -> None:
+    done = run("test", "--help")
+    assert done.returncode == 0
+    assert "./run pytest --help" in done.stdout
+    assert "summary" not in done.stdout.splitlines()
+
+
 def test_run_names_the_benchmarks_there_are() -> None:
     done = run("bench", "nonsense")
     assert done.returncode == 2

@@ -67,6 +67,9 @@ def steps(report: Path, pytest_arguments: list[str]) -> list[Step]:
 
 
 def main(arguments: list[str]) -> int:
+    if arguments in (["-h"], ["--help"]):
+        print(f"{__doc__}\nwhich arguments pytest takes: ./run pytest --help")
+        return 0
     unavailable = system.provide()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"

@@ -267,8 +267,11 @@ class TopicExists(UsageError):
 
     code = "HR-LOG-011"
     title = "the topic exists already"
-    why = "a topic of this name was created before, with another schema, key or kind"
-    fix = "use the topic as it is, choose another name, or change its schema with alter_topic()"
+    why = "a topic of this name was created before; only one that is the same can be made twice"
+    fix = (
+        "use the topic as it is (exist_ok=True gives back one that is the same), choose another "
+        "name, or change its schema with alter_topic()"
+    )
 
 
 class BadTopicName(UsageError):

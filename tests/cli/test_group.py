@@ -176,6 +176,46 @@ def test_a_topic_is_deleted_when_asked_twice(headrace: Headrace, log: EmbeddedLo
     assert headrace("topic", "delete", "t", "--yes", "--json").error["code"] == "HR-LOG-010"
 
 
+def test_what_retention_took_is_not_counted_as_rows(headrace: Headrace, log: EmbeddedLog) -> None:
+    """What is shown is what is held; what went is said."""
+    headrace("topic", "set", "t", "retention_seconds=0")
+    headrace("log", "seal")
+    log.append("t", [{"n": 1}], partition=0)
+    (listed,) = headrace("topic", "ls", "--json").json
+    assert (listed["rows"], listed["starts"], listed["ends"]) == (1, [6, 4], [7, 4])
+    shown = headrace("topic", "show", "t").out
+    assert "1 in 2 partitions" in shown
+    assert "10 older ones are gone by retention" in shown
+    assert "first offset" in shown
+    assert headrace("log", "stats", "--json").json["rows"] == 1
+    assert headrace("topic", "delete", "t", "--yes", "--json").json["rows"] == 1
+    row = headrace("group", "ls").out.splitlines()[1].split()
+    assert row == ["g", "0", "-", "0", "-", "-"]  # nothing to read, so nothing is old
+    assert "none of its topics is there" in headrace("group", "show", "g").out
+
+
+@pytest.mark.parametrize(
+    ("setting", "fix"),
+    [
+        ("flow=bufer", "one of buffer, drop, backpressure"),
+        ("compact=yes", "true or false"),
+        ("retention_bytes=1.5", "a whole number of bytes, not below 0 or none"),
+        ("flow_rows=0", "a whole number of rows, not below 1"),
+    ],
+)
+def test_a_setting_that_cannot_be_says_what_it_can(
+    headrace: Headrace, log: EmbeddedLog, setting: str, fix: str
+) -> None:
+    assert headrace("topic", "set", "t", setting, "--json").error["fix"] == fix
+
+
+def test_a_partition_that_is_not_there_is_told_how_many_there_are(
+    headrace: Headrace, log: EmbeddedLog
+) -> None:
+    done = headrace("group", "reset", "g", "--to", "earliest", "--partition", "7", "--json")
+    assert done.error["fix"] == "name one from 0 to 1"
+
+
 def test_a_group_that_producers_wait_for_is_shown_and_released(
     headrace: Headrace, log: EmbeddedLog
 ) -> None:

@@ -160,3 +160,16 @@ def test_what_is_archived_is_named_by_backup_and_restore(
     assert len(clicks("topic", "read", "clicks", "--log", last, "--json").rows) == 2
     wrong = clicks("log", "restore", backup, str(tmp_path / "x"), "--archive", "y", "--json")
     assert "NAME=VALUE" in wrong.error["fact"]
+
+
+def test_check_says_a_problem_once(headrace: Headrace, folder: str) -> None:
+    """A run of counters that is gone is named by two checkpoints."""
+    with hr.connect(folder, journal_bytes_first=16 << 10, journal_bytes_max=16 << 10) as log:
+        log.create_topic("t", "s string")
+        for i in range(60):
+            log.append("t", [{"s": "x" * 500}], expect={f"c{i}": 0})
+        log.keeper().turn(close=True)
+    for run in os.listdir(f"{folder}/counters"):
+        os.unlink(f"{folder}/counters/{run}")
+    problems = headrace("log", "check", "--json").json["problems"]
+    assert len(problems) == len({json.dumps(one) for one in problems}) > 0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
+import struct
 import subprocess
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,6 +203,41 @@ def test_arrow_is_not_for_a_terminal(folder: str, log: object) -> None:
     os.close(theirs)
     assert done.returncode == 2
     assert b"not for a terminal" in said
+
+
+def _shown(folder: str, arguments: list[str], columns: int, extra: dict[str, str]) -> str:
+    """What a terminal so wide gets to see."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    child = started(folder, *arguments, stdout=theirs, stderr=theirs, extra=extra)
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # all who had it open are gone
+        while more := os.read(ours, 4096):
+            seen += more
+    os.close(ours)
+    child.wait(PATIENCE)
+    return seen.decode()
+
+
+def test_colours_are_left_out_where_nobody_wants_them(folder: str, log: object) -> None:
+    arguments = ["topic", "show", "form"]
+    assert "\x1b[31m" in _shown(folder, arguments, 80, {"NO_COLOR": ""})
+    assert "\x1b" not in _shown(folder, arguments, 80, {"NO_COLOR": "1"})
+
+
+def test_progress_stays_on_one_line_of_a_narrow_terminal(
+    folder: str, log: EmbeddedLog, tmp_path: Path
+) -> None:
+    """A line that wraps cannot be taken away again."""
+    log.create_topic("n", "a bigint")
+    lines = tmp_path / "lines"
+    lines.write_text("".join(f'{{"a": {i}}}\n' for i in range(100_000)))
+    arguments = ["topic", "append", "n", "--file", str(lines)]
+    seen = _shown(folder, arguments, 20, {"COLUMNS": ""})
+    drawn = [line for line in seen.partition(" appended")[0].split("\r\x1b[K") if line]
+    assert len(drawn) > 1
+    assert max(map(len, drawn[:-1])) <= 19
 
 
 @pytest.mark.parametrize("command", ["ls", "read"])

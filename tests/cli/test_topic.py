@@ -529,3 +529,24 @@ def test_a_command_that_does_not_exist(headrace: Headrace) -> None:
     done = headrace("topic", "raed", "x")
     assert done.code == 2
     assert "did you mean 'read'" in done.err
+
+
+def test_what_retention_took_is_neither_counted_nor_looked_for(clicks: Headrace) -> None:
+    """`tail` asks for the last rows, held or not; the others are not asked for at all."""
+    clicks("topic", "set", "clicks", "retention_bytes=1")
+    clicks("topic", "append", "clicks", stdin='{"user": 1}\n{"user": 2}\n{"user": 3}')
+    assert clicks("log", "seal").code == 0
+    done = clicks("topic", "tail", "clicks", "--no-follow")
+    assert (done.code, done.out) == (0, "")
+    clicks("topic", "append", "clicks", stdin='{"user": 4}')
+    done = clicks("topic", "tail", "clicks", "--no-follow")
+    assert [row["user"] for row in done.rows] == [4]
+    facts = clicks("topic", "show", "clicks", "--json").json
+    assert (facts["rows"], sum(facts["starts"]), sum(facts["ends"])) == (1, 3, 4)
+    assert clicks("log", "stats", "--json").json["rows"] == 1
+
+
+def test_a_new_log_is_said_also_where_the_topic_is_refused(headrace: Headrace) -> None:
+    done = headrace("topic", "create", "t", "a nonsense")
+    assert done.code == 1
+    assert done.err.startswith("a new log was made in ")

@@ -618,3 +618,15 @@ def test_what_comes_with_the_rows_is_checked_too(log: EmbeddedLog, given: dict[s
     with pytest.raises(errors.BadRows):
         log.append("t", [{"a": 1}], **given)
     assert rows(log.read("t")) == []
+
+
+def test_pieces_and_rows_do_not_mix_in_one_list(log: EmbeddedLog) -> None:
+    log.create_topic("t", "a bigint")
+    piece = log.stage("t", [{"a": 1}])
+    for mixed in ([piece, {"a": 2}], [{"a": 2}, piece]):
+        with pytest.raises(errors.BadRows):
+            log.append("t", mixed)
+    with log.transaction() as both:
+        both.append("t", piece)
+        both.append("t", [{"a": 2}])
+    assert values(log.read("t")) == [1, 2]

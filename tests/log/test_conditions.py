@@ -9,6 +9,7 @@ exhaustive on a small scale.
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -357,3 +358,24 @@ def test_a_writer_has_a_name(log: EmbeddedLog, name: Any) -> None:
     """None, in words, would be a name that strangers share. R-A15"""
     with pytest.raises(errors.BadSetting):
         log.writer(name)
+
+
+def test_asking_again_and_again_does_not_keep_others_from_appending(log: EmbeddedLog) -> None:
+    """Who asks holds the lock of those who append, and Python lets others run only meanwhile."""
+    log.create_topic("t", "a bigint")
+    over = threading.Event()
+    asked = 0
+
+    def ask() -> None:
+        nonlocal asked
+        while not over.is_set():
+            log.counter("c")
+            asked += 1
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for i in range(20):
+        log.append("t", [{"a": i}])
+    over.set()
+    thread.join()
+    assert asked < 20_000  # 1,000 an append; it was 30,000

@@ -326,6 +326,15 @@ def test_a_topic_whose_rows_are_all_gone_goes_on_at_its_offset(log: EmbeddedLog)
     assert [one[2:4] for one in contents(log, "a")] == [(1, 1)]
 
 
+@pytest.mark.parametrize(
+    "given", [{"position": -1}, {"position": "7"}, {"seconds": 0}, {"seconds": float("inf")}]
+)
+def test_a_hold_that_would_hold_nothing_is_refused(log: EmbeddedLog, given: Any) -> None:
+    with pytest.raises(errors.BadSetting):
+        log.hold("me", **{"position": 0, **given})
+    assert not log.holds()
+
+
 def test_a_hold_keeps_what_somebody_needs_until_it_ends(folder: str) -> None:
     """By position, by topic, for its time."""
     machine = Machine()

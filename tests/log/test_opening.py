@@ -1,11 +1,14 @@
-"""Opening a log where something is odd: the address, the folder, the rights of the user.
+"""Opening a log where something is odd, and closing it while it is used.
 
-Caught: a folder made where none was meant, what the system says passed on without a code.
+Caught: a folder made where none was meant, what the system says passed on without a code, threads
+that hang or fail on a file that another has closed.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,8 @@ import pytest
 import headrace as hr
 from headrace import errors
 from headrace.log.embedded import system
+from headrace.log.embedded.log import EmbeddedLog
+from tests.log.kit import checked
 
 
 @pytest.mark.parametrize("address", ["http://host/x", "postgresql://me:secret@host/db"])
@@ -49,3 +54,37 @@ def test_a_mount_whose_name_is_no_text_does_not_matter(
     mounts.write_bytes(b"1 1 0:1 / /\xff rw - nfs x rw\n2 1 0:1 / / rw - ext4 x rw\n")
     monkeypatch.setattr(system, "MOUNTS", str(mounts))
     assert system.filesystem_of("/somewhere") == "ext4"
+
+
+def test_a_log_that_is_closed_under_other_threads_tells_them_so(tmp_path: Path) -> None:
+    """Whoever writes or syncs may finish; a number of a file that is closed is never used again."""
+    odd: list[BaseException] = []
+
+    def use(log: EmbeddedLog, work: Callable[[EmbeddedLog], object]) -> None:
+        try:
+            while True:
+                work(log)
+        except (errors.LogClosed, errors.Unknown):
+            pass
+        except BaseException as error:
+            odd.append(error)
+
+    works: list[Callable[[EmbeddedLog], object]] = [
+        lambda log: log.append("t", [{"a": 1}]),
+        lambda log: log.append("t", [{"a": 2}], durability="os"),
+        lambda log: list(log.read("t", after=max(0, log.position - 3))),
+        lambda log: (log.counter("c"), log.value("v"), log.topics()),
+    ]
+    for _ in range(40):
+        log = hr.connect(tmp_path / "data")
+        log.create_topic("t", "a bigint", exist_ok=True)
+        threads = [threading.Thread(target=use, args=[log, work]) for work in works * 2]
+        for thread in threads:
+            thread.start()
+        log.wait(log.position + 5, timeout=60)
+        log.close()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+    assert odd == []
+    checked(str(tmp_path / "data"))

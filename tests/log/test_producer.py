@@ -6,6 +6,9 @@ caught: how quick it is; see `./run bench log`.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.producer import Producer
@@ -240,3 +244,71 @@ def test_a_row_is_what_it_was_when_it_was_sent(log: EmbeddedLog) -> None:
         )
     ]
     assert found == [(a, {"a": str(a).encode()}) for a in range(200)]
+
+
+FORGETFUL = """
+import os, sys
+import headrace as hr
+
+log = hr.connect(sys.argv[1])
+log.create_topic("t", "a bigint")
+producer = log.producer("t")
+for i in range(3000):
+    producer.send({"a": i})
+if sys.argv[2:] == ["wrong"]:
+    producer.send({"a": "text"})
+if sys.argv[2:] == ["fork"]:
+    if os.fork() == 0:
+        sys.exit()
+    os.wait()
+"""
+
+
+@pytest.mark.parametrize("how", ["", "wrong", "fork"])
+def test_what_a_program_forgot_to_flush_is_stored_at_its_end(folder: str, how: str) -> None:
+    """Or said: nothing is lost silently. A child does not store the rows of its parent again."""
+    command = [sys.executable, "-c", FORGETFUL, folder, *([how] if how else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with hr.connect(folder) as log:
+        stored = values(log.read("t"))
+    if how == "wrong":
+        assert "rows of a producer were not stored:" in done.stderr
+        assert "HR-LOG-016" in done.stderr
+        assert stored == list(range(len(stored)))
+        assert len(stored) <= 3000
+    else:
+        assert (stored, done.stderr) == (list(range(3000)), "")
+
+
+def test_a_producer_is_not_for_a_forked_child(log: EmbeddedLog) -> None:
+    """Its thread stays with the parent: what the child sends would never be stored."""
+    log.create_topic("t", "a bigint")
+    with log.producer("t") as producer:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                producer.send({"a": 1})
+            except errors.LogClosed as error:
+                os.write(writing, error.code.encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        os.waitpid(child, 0)
+        assert os.read(reading, 100) == b"HR-LOG-009"
+        os.close(reading)
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_an_entry_is_taken_also_where_no_thread_can_be_started(
+    log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch, durability: str
+) -> None:
+    """At a limit of the system, or at the end of the program: the timer is not needed for it."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    log.create_topic("t", "a bigint")
+    receipt = log.append("t", [{"a": 1}], durability=durability)
+    assert log.position == receipt.position

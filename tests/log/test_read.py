@@ -346,3 +346,12 @@ def test_columns_are_checked_before_there_are_rows(log: EmbeddedLog) -> None:
         log.read("t", columns=["c"])
     log.append("t", [{"a": 1, "b": 2, "ab": 3}])
     assert rows(log.read("t", columns="ab")) == [{"ab": 3}]
+
+
+def test_a_reading_does_not_begin_at_two_places(log: EmbeddedLog) -> None:
+    """One of them would be ignored, and nobody would notice."""
+    log.create_topic("t", "a bigint")
+    log.append("t", [{"a": 1}])
+    with pytest.raises(errors.BadPosition, match="not at both"):
+        log.read("t", 1, after=1)
+    assert len(list(log.read("t", after=0))) == 1

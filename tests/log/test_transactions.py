@@ -56,6 +56,29 @@ def test_a_transaction_has_as_many_parts_as_it_likes(shop: EmbeddedLog) -> None:
     assert sorted(values(shop.read("orders"))) == list(range(1500))
 
 
+@pytest.mark.parametrize(
+    ("topic", "partition", "offset", "error"),
+    [
+        ("ordres", 0, 1, errors.UnknownTopic),
+        ("orders", 4, 1, errors.BadPosition),
+        ("orders", -1, 1, errors.BadPosition),
+        ("orders", 0, -1, errors.BadPosition),
+    ],
+)
+def test_progress_where_nothing_is_cannot_be_committed(
+    shop: EmbeddedLog, topic: str, partition: int, offset: int, error: type[Exception]
+) -> None:
+    transaction = shop.transaction()
+    with pytest.raises(error):
+        transaction.commit_offsets("g", {topic: {partition: offset}})
+
+
+def test_a_value_has_a_name(shop: EmbeddedLog) -> None:
+    for name in (None, "", 5):
+        with pytest.raises(errors.BadRows):
+            shop.transaction().put(name, 1)  # type: ignore[arg-type]
+
+
 def test_nothing_is_visible_before_the_commit(shop: EmbeddedLog) -> None:
     """Until the commit nobody sees anything of it. R-A15"""
     before = shop.position

@@ -26,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.options import Command, counted, json_option
+from headrace.cli.options import Command, counted, json_option, styled
 from headrace.errors import BadUsage, HeadraceError, IoFailed, NotInstalled, NotRunning
 
 if TYPE_CHECKING:
@@ -427,7 +427,7 @@ class Screen:
         """Print a line that stays; what moves stays below it."""
         with self._lock:
             self._erase()
-            self._print([click.style(text, bold=True) if bold and self.moves else text])
+            self._print([styled(text, bold=True) if bold and self.moves else text])
             self._print(self._drawn)
 
     def draw(self, lines: list[str]) -> None:

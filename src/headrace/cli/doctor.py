@@ -6,7 +6,7 @@ import json
 
 import click
 
-from headrace.cli.options import Command, json_option, project_option
+from headrace.cli.options import Command, json_option, project_option, styled
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
@@ -31,7 +31,7 @@ def doctor(quick: bool, folder: str, as_json: bool) -> None:
     for one in examined(find_project(folder), quick=quick):
         found.append(one)
         if not as_json:
-            level = click.style(f"{one.level:7}", fg=COLOURS[one.level])
+            level = styled(f"{one.level:7}", fg=COLOURS[one.level])
             click.echo(f"{level}  {one.what}: {one.found}")
             if one.fix:
                 click.echo(f"           fix: {one.fix}")

@@ -284,6 +284,9 @@ def _shown(found: GroupFacts) -> Iterator[str]:
         )
         for lag in found.lags[:PARTITIONS_SHOWN]
     ]
+    if not rows:
+        yield "  none of its topics is there"
+        return
     yield aligned([head, *rows], indent="  ", right=(1, 2, 3, 4, 7))
     if len(found.lags) > PARTITIONS_SHOWN:
         yield f"  ... {len(found.lags)} partitions; --json lists them"
@@ -304,7 +307,7 @@ def _events(lag: Summary) -> str:
 
 def _age(lag: Summary | Lag) -> str:
     if lag.seconds is None:
-        return "?"
+        return "-" if lag.events == 0 and not getattr(lag, "unknown", 0) else "?"
     return "-" if not lag.events else lasting(lag.seconds)
 
 

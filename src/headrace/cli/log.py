@@ -290,7 +290,7 @@ def _facts(found: EmbeddedLog) -> dict[str, Any]:
         "holds": found.holds(),
         "topics": len(topics),
         "partitions": sum(topic.partitions for topic in topics),
-        "rows": sum(sum(found.ends(topic.name)) for topic in topics),
+        "rows": sum(sum(found.ends(one.name)) - sum(found.starts(one.name)) for one in topics),
         "counters": len(journal.live.counters()),
         "journal": {
             "files": len(journal_files),

@@ -16,6 +16,7 @@ from typing import Never
 
 import click
 
+from headrace.cli.options import io_failed, styled
 from headrace.errors import BadUsage, HeadraceError, nearest
 
 # Command -> the line that --help shows, so that --help imports none of them. A file need not be
@@ -110,8 +111,6 @@ def run(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 130
     except OSError as error:  # --help onto a full disk
-        from headrace.cli.options import io_failed
-
         return fail(io_failed(error), 1)
 
 
@@ -127,7 +126,7 @@ def fail(error: HeadraceError, code: int) -> int:
     """Say the error, in colour on a terminal."""
     head, _, rest = error.render().partition("\n")
     label, _, fact = head.partition(": ")
-    click.echo(f"{click.style(label, fg='red', bold=True)}: {fact}", err=True)
+    click.echo(f"{styled(label, fg='red', bold=True)}: {fact}", err=True)
     if rest:
         click.echo(rest, err=True)
     return code

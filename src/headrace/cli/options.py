@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -206,6 +207,11 @@ def pairs(values: Iterable[str], option: str, example: str = "a=bigint") -> dict
 # --- words ----------------------------------------------------------------------------------------
 
 
+def styled(text: str, **style: Any) -> str:
+    """Give text in colour, unless NO_COLOR says no (https://no-color.org)."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, **style)
+
+
 def talk(text: str) -> None:
     """Say something that is not data."""
     click.echo(text, err=True)
@@ -286,7 +292,8 @@ class Progress:
         if now - self._last >= self.EVERY_SECONDS:
             self._last = now
             self._shown = True
-            click.echo(f"\r\x1b[K{text(now - self._began)}", err=True, nl=False)
+            width = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be taken away
+            click.echo(f"\r\x1b[K{text(now - self._began)[:width]}", err=True, nl=False)
 
     def clear(self) -> None:
         """Take the line away."""

@@ -8,7 +8,14 @@ from typing import Any
 
 import click
 
-from headrace.cli.options import Command, aligned, json_option, lasting, project_option
+from headrace.cli.options import (
+    Command,
+    aligned,
+    json_option,
+    lasting,
+    project_option,
+    styled,
+)
 
 COLOURS = {"running": "green", "live": "green", "following": "green", "stopped": "red",
            "failing": "red", "waiting": "yellow", "starting": "yellow", "building": "yellow",
@@ -46,7 +53,7 @@ def shown(now: dict[str, Any], before: dict[str, Any] | None) -> list[str]:
     """The status for the eye; with the one before, rates too."""
     running = now["supervisor"]
     head = f"runs as process {running['pid']}" if running else "does not run"
-    name = click.style(now["project"], bold=True)
+    name = styled(now["project"], bold=True)
     lines = [f"project {name}: {head}, position {now['position']:,}"]
     if running and running.get("changed"):
         lines += ["headrace.toml has changed since: stop the project, and run it again"]
@@ -134,7 +141,7 @@ def _parts(now: dict[str, Any]) -> list[str]:
     for name, error, state in told:
         code = f"[{error['code']}]" if error["code"] else ""
         at = f", {error['at'][11:19]}" if error.get("at") else ""
-        lines += ["", f"{name}, last error{at}: {click.style(code, fg='red')} {error['fact']}"]
+        lines += ["", f"{name}, last error{at}: {styled(code, fg='red')} {error['fact']}"]
         lines += [f"  {word}: {error[word]}" for word in ("why", "fix") if error[word]]
         if state == "stopped" and now["supervisor"]:
             lines.append(f"  then: headrace restart {name}")
@@ -151,10 +158,10 @@ def _state(pipeline: dict[str, Any]) -> str:
 def _set(rows: Rows, right: tuple[int, ...]) -> list[str]:
     """Columns, with the states in colour: set first, so that colours take no room."""
     lines = aligned(rows, right=[i for i in right if i < len(rows[0])]).splitlines()
-    coloured = [click.style(lines[0], dim=True)]
+    coloured = [styled(lines[0], dim=True)]
     for row, line in zip(rows[1:], lines[1:], strict=True):
         state = next((cell for cell in row[1:3] if cell in COLOURS), None)
-        style = click.style(state, fg=COLOURS[state]) if state else ""
+        style = styled(state, fg=COLOURS[state]) if state else ""
         coloured.append(line.replace(f" {state}", f" {style}", 1) if state else line)
     return coloured
 

@@ -17,7 +17,6 @@ from headrace.cli.options import (
     counted,
     is_log,
     json_option,
-    lasting,
     listed,
     log_option,
     open_log,
@@ -93,6 +92,8 @@ def create(
     """
     new_log = not is_log(path)
     with open_log(path, create=True) as log:
+        if new_log and not as_json:
+            talk(f"a new log was made in {path}")
         before = {found.name for found in log.topics()}
         made = log.create_topic(
             name,
@@ -106,8 +107,6 @@ def create(
         if as_json:
             click.echo(json.dumps(described(log, made), ensure_ascii=False))
             return
-    if new_log:
-        talk(f"a new log was made in {path}")
     if name in before:
         talk(f"topic '{name}' is there already, just like this")
         return
@@ -283,13 +282,14 @@ def _differences(old: Schema, new: Schema) -> Iterator[tuple[str, Column, str | 
 
 def described(log: EmbeddedLog, found: Topic) -> dict[str, Any]:
     """Give what there is to say of a topic, for JSON."""
-    ends = log.ends(found.name)
+    starts, ends = log.starts(found.name), log.ends(found.name)
     facts = found.to_json()
     for private in ("id", "slot", "policy", "revision"):
         facts.pop(private, None)
     return facts | {
         "ddl": found.schema.ddl(),
-        "rows": sum(ends),
+        "rows": sum(ends) - sum(starts),
+        "starts": starts,
         "ends": ends,
         "settings": asdict(found.policy),
         "dropped": log.dropped(found.name),
@@ -304,7 +304,7 @@ def _shown(found: Topic, facts: dict[str, Any], path: str) -> Iterator[str]:
     yield ""
     yield aligned([("column", "type", ""), *_columns(found)], indent="  ")
     yield ""
-    yield from _partitions(facts["ends"])
+    yield from _partitions(facts["starts"], facts["ends"])
     if len(found.schemas) > 1:
         yield ""
         yield "  schema versions"
@@ -322,7 +322,12 @@ def _summary(found: Topic, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "kind", kinds[found.kind]
     if found.value != "columns":
         yield "values", f"{found.value}, taken as they are, with an optional key"
-    yield "rows", f"{facts['rows']:,} in {counted(found.partitions, 'partition')}"
+    rows = f"{facts['rows']:,} in {counted(found.partitions, 'partition')}"
+    if found.policy.compact:
+        rows += ", and fewer where it is compacted"
+    yield "rows", rows
+    if gone := sum(facts["starts"]):
+        yield "", f"{gone:,} older ones are gone by retention"
     if found.value == "columns":
         if found.key:
             yield "key", f"{', '.join(found.key)}: equal keys are in one partition, in order"
@@ -334,13 +339,7 @@ def _summary(found: Topic, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if found.schema.generation > 1:
         version += f", generation {found.schema.generation}"
     yield "schema", version
-    yield from kept(found.policy)
-    for group, limit in found.pressure.items():
-        yield (
-            "",
-            f"backpressure: producers wait {lasting(limit.seconds)} while group '{group}' would be"
-            f" more than {limit.rows:,} rows behind",
-        )
+    yield from kept(found.policy, found.pressure)
     if facts["dropped"] or found.policy.flow == "drop":
         yield "dropped", f"{facts['dropped']:,} rows found no room"
 
@@ -366,15 +365,20 @@ def _columns(found: Topic) -> Iterator[tuple[str, str, str]]:
             yield column.name, ddl_type(column.type), "retired: only older rows have it"
 
 
-def _partitions(ends: list[int]) -> Iterator[str]:
+def _partitions(starts: list[int], ends: list[int]) -> Iterator[str]:
     if len(ends) > PARTITIONS_SHOWN:
+        held = [end - start for start, end in zip(starts, ends, strict=True)]
         yield (
-            f"  partitions hold {min(ends):,} to {max(ends):,} rows,"
-            f" {sum(ends) / len(ends):,.1f} on average; --json lists them"
+            f"  partitions hold {min(held):,} to {max(held):,} rows,"
+            f" {sum(held) / len(held):,.1f} on average; --json lists them"
         )
         return
-    rows = [(str(number), f"{end:,}") for number, end in enumerate(ends)]
-    yield aligned([("partition", "next offset"), *rows], indent="  ", right=(0, 1))
+    rows = [
+        (str(number), f"{start:,}", f"{end:,}")
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ]
+    head = ("partition", "first offset", "next offset")
+    yield aligned([head, *rows], indent="  ", right=(0, 1, 2))
 
 
 def _versions(schemas: tuple[Schema, ...]) -> Iterator[str]:

@@ -277,8 +277,8 @@ def _last(log: EmbeddedLog, out: _Output, count: int, position: int) -> list[Par
     """The last `count` rows up to `position`, over all partitions."""
     if not count or not position:
         return []
-    ends = log.ends(out.topic.name)
-    starts = {p: max(0, ends[p] - count) for p in out.partitions or range(len(ends))}
+    ends, held = log.ends(out.topic.name), log.starts(out.topic.name)
+    starts = {p: max(held[p], ends[p] - count) for p in out.partitions or range(len(ends))}
     kept: deque[Part] = deque()
     rows = 0
     batches = log.read(out.topic.name, starts, through=position, columns=out.columns)

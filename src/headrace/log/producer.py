@@ -7,12 +7,19 @@ but the sync. Bounded in rows and bytes: `send` waits for room, and after `timeo
 
 Over a writer (`log.producer(topic, writer="name")`) every entry is stored once, and a producer
 whose name was claimed by another is fenced. An entry that failed is not dropped: the error is
-raised by the next `send`, `flush` or `close`, and the rows it could not store are in `unsent`.
+raised by the next `send`, `flush` or `close`, and the rows it could not store are in `unsent`. A
+program that ends without `close` stores what is waiting then, or says that it could not.
 """
 
 from __future__ import annotations
 
+import atexit
+import concurrent.futures.thread  # noqa: F401 (a first append at the end is too late for it)
+import functools
+import os
+import sys
 import threading
+import traceback
 from collections.abc import Mapping
 from copy import copy
 from types import TracebackType
@@ -72,13 +79,17 @@ class Producer:
         """Of the last entry stored."""
         self.sent_total = self.dropped_total = 0
         """Rows stored, and rows for which a topic that drops had no room."""
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=f"producer-{topic}", daemon=True)
         self._thread.start()
+        _open.add(self)
+        _watch_the_end()
 
     def send(
         self, row: Mapping[str, Any], *, headers: Mapping[str, bytes | str] | None = None
     ) -> None:
         """Hand a row over; waits while the buffer is full."""
+        self._refuse_if_forked()
         size = _size(row) + _size(headers)
         with self._change:
             self._raise_problem()
@@ -100,6 +111,7 @@ class Producer:
 
     def flush(self, timeout: float | None = None) -> Receipt | None:
         """Return when every row handed over is stored; the last receipt."""
+        self._refuse_if_forked()
         with self._change:
             done = self._change.wait_for(
                 lambda: self._problem is not None or not self._held(), timeout
@@ -113,10 +125,12 @@ class Producer:
 
     def close(self) -> None:
         """Store what is waiting, then end."""
+        self._refuse_if_forked()
         with self._change:
             self._closed = True
             self._change.notify_all()
         self._thread.join()
+        _open.discard(self)
         with self._change:
             self._raise_problem()
 
@@ -139,6 +153,20 @@ class Producer:
         """Close."""
         self.close()
 
+    @property
+    def forked(self) -> bool:
+        """Whether it was made by a parent of this process, where its thread and its rows are."""
+        return os.getpid() != self._process
+
+    def _refuse_if_forked(self) -> None:
+        if self.forked:
+            raise errors.LogClosed(
+                "the producer was made before this process was forked",
+                place=f"topic '{self._topic}'",
+                why="what it holds is stored by a thread, and threads stay with the parent",
+                fix="make a producer in the child: log.producer(...)",
+            )
+
     def _held(self) -> int:
         return len(self._waiting) + len(self._sending)
 
@@ -149,6 +177,7 @@ class Producer:
 
     def _raise_problem(self) -> None:
         if self._problem is not None:
+            _open.discard(self)  # the caller knows
             raise self._problem
 
     def _run(self) -> None:
@@ -180,6 +209,23 @@ class Producer:
             return self._appender.append(self._topic, rows)
         headers = [waiting.headers for waiting in sending]
         return self._appender.append(self._topic, rows, headers=headers)
+
+
+_open: set[Producer] = set()
+
+
+@functools.cache
+def _watch_the_end() -> None:
+    atexit.register(_close_forgotten)  # later than the log did: the last one comes first
+
+
+def _close_forgotten() -> None:
+    for producer in [one for one in _open if not one.forked]:
+        try:
+            producer.close()
+        except Exception:  # noqa: BLE001 (nobody is left to raise it to)
+            sys.stderr.write(f"{len(producer.unsent)} rows of a producer were not stored:\n")
+            traceback.print_exc()
 
 
 def _size(value: object) -> int:

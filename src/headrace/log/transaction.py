@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace import errors
 from headrace.interfaces import EntryLog, Part
-from headrace.model.fold import check_counter
+from headrace.model.fold import check_counter, is_name
 from headrace.model.records import Batch, Receipt
 
 
@@ -54,11 +54,26 @@ class Transaction:
             offsets = {offsets.topic: offsets.ends}
         committed = self._offsets.setdefault(group, {})
         for topic, of_topic in offsets.items():
+            self._check_offsets(topic, of_topic)
             committed.setdefault(topic, {}).update(of_topic)
+
+    def _check_offsets(self, topic: str, offsets: Mapping[int, int]) -> None:
+        partitions = self._log.topic(topic).partitions
+        for partition, offset in offsets.items():
+            if not (0 <= partition < partitions and offset >= 0):
+                raise errors.BadPosition(
+                    f"offset {offset} of partition {partition} cannot be committed",
+                    place=f"topic '{topic}'",
+                    why=f"its partitions are 0 to {partitions - 1}, and offsets begin at 0",
+                    fix="commit the offset of the next row to read, e.g. batch.ends",
+                )
 
     def put(self, name: str, value: Any) -> None:
         """Set a named value (JSON): a resume point, a manifest."""
         self._refuse_if_over()
+        if not is_name(name):
+            fix = "give it a name that is text"
+            raise errors.BadRows(f"{name!r} is not the name of a value", place="put", fix=fix)
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:

@@ -75,7 +75,9 @@ class Policy:
                     fix=errors.nearest(name, known) or f"one of {', '.join(known)}",
                 )
             if not _fits(name, value):
-                raise errors.BadSetting(f"{value!r} is no value of '{name}'", place=place)
+                raise errors.BadSetting(
+                    f"{value!r} is no value of '{name}'", place=place, fix=_fitting(name)
+                )
         return Policy(**{**asdict(self), **changes})
 
     def check(self, kind: str, key: tuple[str, ...], place: str) -> None:
@@ -102,6 +104,17 @@ class Policy:
 
 
 DEFAULTS = Policy()
+
+
+def _fitting(name: str) -> str:
+    """What a setting can be."""
+    if name == "flow":
+        return f"one of {', '.join(FLOWS)}"
+    words = {"compact": "true or false", "archive": "a folder, an address, or none"}
+    none = " or none" if name.startswith("retention_") else ""
+    kind = "number" if name.endswith("_seconds") else "whole number"
+    low = 1 if name == "flow_rows" else 0  # without room for any row nothing would go on
+    return words.get(name, f"a {kind} of {name.rpartition('_')[2]}, not below {low}{none}")
 
 
 def _fits(name: str, value: Any) -> bool:

@@ -209,7 +209,8 @@ class _Check:
         return Checkpoint.from_json(record.control())
 
     def _problem(self, problem: errors.LogDamaged) -> None:
-        self.report.problems.append(problem)
+        if str(problem) not in map(str, self.report.problems):  # two checkpoints may name one run
+            self.report.problems.append(problem)
 
     def _file(self, number: int, end: int, previous: int | None, *, last: bool) -> int | None:
         """Check one file up to `end`; the checksum of its last record, None if it is not known."""

@@ -80,6 +80,12 @@ class Drafter:
         if isinstance(rows, Piece):
             return [rows]
         if isinstance(rows, list) and rows and isinstance(rows[0], Piece):
+            if not all(isinstance(one, Piece) for one in rows):
+                raise errors.BadRows(
+                    "staged pieces and rows in one list",
+                    place=packer.place,
+                    fix="append them one after the other in a transaction: log.transaction()",
+                )
             return rows
         batch = part.batch(packer.arrow, packer.batch)
         if not batch.num_rows:

@@ -30,7 +30,7 @@ from headrace.log.embedded.format import (
 )
 from headrace.log.embedded.system import File, System, os_errors
 
-WINDOW_BYTES = 1 << 20
+WINDOW_BYTES = 2 << 20
 HOP_BYTES = 64 << 10
 OPEN_FILES_MAX = 32
 
@@ -80,10 +80,8 @@ class JournalFiles:
                 del self._open[old]
 
     def close(self) -> None:
-        """Close them all."""
+        """Forget them all; one that a thread reads right now is closed when it has done so."""
         with self._guard:
-            for file, _ in self._open.values():
-                file.close()
             self._open.clear()
 
     # -- one record -------------------------------------------------------------------------

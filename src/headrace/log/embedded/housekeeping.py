@@ -45,12 +45,24 @@ class Housekeeper:
                 self._sync_due = now + wait
         if self._asleep or sooner:
             with self._change:
-                if self._thread is None and not self._stopped:
-                    name = "headrace-housekeeper"
-                    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                    self._thread.start()
+                if self._thread is None and not self._stopped and not self._start():
+                    self._sync_due = None
+                    if durability != "fsync":  # what the timer would have done
+                        self._sync()
+                    return
                 self._asleep = False
                 self._change.notify()
+
+    def _start(self) -> bool:
+        """Whether there is a thread now: the entry is taken, also where there cannot be one."""
+        name = "headrace-housekeeper"
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # too many threads, or the program is about to end
+            return False
+        self._thread = thread
+        return True
 
     def _run(self) -> None:
         while self._wait():
@@ -77,8 +89,7 @@ class Housekeeper:
         try:
             if self._sync_due is not None and now >= self._sync_due:
                 self._sync_due = None
-                tail = journal.live.tail()
-                journal.sync(tail.end, tail.position)
+                self._sync()
             if now - last >= self._settings.quiet_seconds:
                 journal.mark()
                 with self._change:
@@ -87,6 +98,10 @@ class Housekeeper:
             self.problem = error
             with self._change:
                 self._asleep = True
+
+    def _sync(self) -> None:
+        tail = self._journal.live.tail()
+        self._journal.sync(tail.end, tail.position)
 
     def stop(self) -> None:
         """End the thread."""

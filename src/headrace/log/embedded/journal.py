@@ -618,9 +618,9 @@ class Journal:
         self._folded, self.catalog = 0, -1
 
     def close(self) -> None:
-        """Close files, locks and maps."""
-        self.append_lock.abandon()
-        self.sync_lock.abandon()
+        """Close files, locks and maps, once no thread writes or syncs."""
+        self.append_lock.shut(self.settings.lock_timeout_seconds)
+        self.sync_lock.shut(self.settings.lock_timeout_seconds)
         if self._newest is not None:
             self._newest[1].close()
             self._newest = None

@@ -55,6 +55,7 @@ class CrossLock:
         self._words64 = shared.view.cast("Q")
         self._waiting = word + 1
         self._threads = threading.Lock()
+        self._shut = False
         self._pid = system.pid()
         self._token = (self._pid << 12) ^ (id(self) >> 4)
         self.name = name
@@ -62,6 +63,8 @@ class CrossLock:
     def try_acquire(self) -> bool:
         """Take it if it is free."""
         if not self._threads.acquire(blocking=False):
+            if self._shut:
+                raise errors.LogClosed("the log is closed", place=self._file.path)
             return False
         try:
             taken = self._file.try_lock()
@@ -112,6 +115,12 @@ class CrossLock:
         self._token = (self._token + 0x9E3779B1) & 0xFFFFFFFF
         self._words32[self._word] = self._token
         self._shared.wake(self._word, wake)
+
+    def shut(self, timeout: float) -> None:
+        """Let the thread that has it finish, and none after it: it is never given back."""
+        self._shut = True
+        if self._threads.acquire(timeout=timeout):  # else its file is closed by who has it
+            self._file.close()
 
     def abandon(self) -> None:
         """In a forked child: close the description shared with the parent, without unlocking."""

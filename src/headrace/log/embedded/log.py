@@ -42,6 +42,7 @@ from headrace.log.writer import Writer
 from headrace.model.evolution import evolve
 from headrace.model.fold import OWN_COUNTERS, ControlState, check_counter, is_name, topic_counter
 from headrace.model.records import Piece, Receipt
+from headrace.model.sealed import Trim
 from headrace.model.topic import Topic, define, same_definition
 from headrace.settings import DURABILITIES, LogSettings
 
@@ -332,7 +333,10 @@ class EmbeddedLog:
                     return flow.append_entry(
                         self, parts, control, expect=expect, require=require, durability=durability
                     )
-            draft = self._drafter.draft(parts, control, expect, require)
+            drafter = getattr(self, "_drafter", None)
+            if drafter is None:  # closed since the line above, which will say so
+                continue
+            draft = drafter.draft(parts, control, expect, require)
             if draft is None:
                 return Receipt(self.position, 0, self._system.now_us())
             try:
@@ -361,16 +365,19 @@ class EmbeddedLog:
             part.batch(packer.arrow, packer.batch)
 
     def _make_durable(self, journal: Journal, taken: Taken, durability: str) -> None:
+        housekeeper = getattr(self, "_housekeeper", None)  # None: another thread has closed the log
         if durability == "fsync":
             try:
                 journal.sync(taken.end, taken.position)
-            except (errors.LogPoisoned, errors.LockTimeout) as error:
+            except (errors.LogPoisoned, errors.LockTimeout, errors.LogClosed) as error:
                 raise errors.Unknown(
                     f"entry {taken.position} was written, but not synced: {error.fact}",
                     place=self.path,
                     position=taken.position,
                 ) from error
-        self._housekeeper.appended(durability)
+        if housekeeper is None or self._closed:
+            return
+        housekeeper.appended(durability)
         if taken.end >> OFFSET_BITS != self._newest_file:
             self._newest_file = taken.end >> OFFSET_BITS
             self._seal_if_over_budget(journal)
@@ -437,6 +444,13 @@ class EmbeddedLog:
         Raises `OffsetsGone` when rows behind `after` or an offset are no longer held.
         """
         names = [topics] if isinstance(topics, str) else list(topics)
+        if after is not None and start != "earliest":
+            raise errors.BadPosition(
+                "a reading begins at `start` or behind `after`, not at both",
+                place=", ".join(names),
+                why="one of them would be ignored",
+                fix="give one of them",
+            )
         found = [self.topic(name) for name in names]
         return Reading(
             self.journal,
@@ -471,6 +485,14 @@ class EmbeddedLog:
         """
         if not is_name(name):
             raise errors.BadSetting(f"{name!r} is not the name of a hold", place="hold")
+        if type(position) is not int or position < 0:
+            raise errors.BadSetting(f"{position!r} is not a position to hold", place="hold")
+        if not 0 < seconds <= holds.SECONDS_MAX:
+            raise errors.BadSetting(
+                f"a hold of {seconds!r} seconds holds nothing, or for ever",
+                place="hold",
+                fix="more than 0 and at most a hundred years; release() ends it",
+            )
         until = self._system.now_us() + int(seconds * 1_000_000)
         named = None if topics is None else [self.topic(topic).name for topic in topics]
         self._put(f"{holds.PREFIX}{name}", holds.hold_value(position, until, named))
@@ -574,10 +596,16 @@ class EmbeddedLog:
 
     def since_of(self, topic: str) -> int:
         """The oldest position at which a topic is whole: retention and compaction move it."""
-        found = self.topic(topic)
+        return self._trim(self.topic(topic)).since
+
+    def gone_of(self, topic: str) -> int:
+        """The position up to which retention has taken all rows of a topic; 0: none."""
+        return self._trim(self.topic(topic)).gone
+
+    def _trim(self, topic: Topic) -> Trim:
         self.journal.refresh_control()
-        trim = self.journal.control.sealed.trim(found.id)
-        return trim.since if trim is not None else 0
+        found = self.journal.control.sealed.trim(topic.id)
+        return found or Trim(0, 0, (0,) * topic.partitions)
 
     @property
     def history(self) -> str:
@@ -621,10 +649,7 @@ class EmbeddedLog:
 
     def starts(self, topic: str) -> list[int]:
         """The first offset of each partition that is still held."""
-        found = self.topic(topic)
-        self.journal.refresh_control()
-        trim = self.journal.control.sealed.trim(found.id)
-        return list(trim.starts) if trim is not None else [0] * found.partitions
+        return list(self._trim(self.topic(topic)).starts)
 
     def ends(self, topic: str) -> list[int]:
         """The next offset of each partition (entries not yet visible included)."""
@@ -642,6 +667,7 @@ class EmbeddedLog:
             found = journal.live.get(name)
         finally:
             journal.append_lock.release()
+        self._system.give_way()  # who asks again and again must not keep others from appending
         self.sync()
         return found
 

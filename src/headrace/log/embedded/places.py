@@ -53,6 +53,8 @@ class Places:
             fact,
             place=self._journal.folder,
             why=f"the log holds positions {since} to {upper}",
+            fix="begin at what is there: a position of the log, an offset of a partition of the "
+            "topic, a datetime, 'earliest' or 'latest'",
             since=since,
             upper=upper,
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +55,7 @@ from headrace.settings import LogSettings
 _EVER = -(1 << 63)
 ALONE_BYTES = 64 << 10
 """Rows of this size are a batch of their own: gathering is copying."""
-SMALL_PART = 16
+SMALL_PART = 32
 
 
 class Part(NamedTuple):
@@ -166,8 +166,8 @@ class Reading:
         self._batches = self._run()
 
     def __iter__(self) -> Iterator[Batch]:
-        """Itself."""
-        return self
+        """The batches to come."""
+        return cast("Iterator[Batch]", self._batches)  # it gives None to `poll` only
 
     def __next__(self) -> Batch:
         """The next batch."""
@@ -236,9 +236,7 @@ class Reading:
             if trim is not None:
                 self._refuse_if_gone(wanted, trim, self._passed)
             streams.append(Stream(self._journal, wanted, self._ways, bounds, self._refuse_if_gone))
-        for batch in merged(streams, across_gaps=self._across_gaps):
-            self._wanted[batch.definition.id].handed_out(batch.spans)
-            yield batch
+        yield from merged(streams, across_gaps=self._across_gaps)
         self._skip_through = self._passed = max(self._skip_through, through)
         self._done = self._through is not None and through >= self._through
         self._sealed, self._previous = False, None
@@ -450,7 +448,7 @@ class Reading:
                     else:
                         parts = [self._part(record, s, way, data, at) for s, way in found]
                         window.add(record.position, data, parts)
-                self._cursor, self._previous = record.end, record.checksum
+                self._cursor, self._previous = record.address + record.length, record.checksum
                 self._passed = record.position
         except errors.LogDamaged:
             yield from self._window(window)  # what is intact before the damage comes first

@@ -172,7 +172,10 @@ def reset(
         for partition in numbers:
             if partition not in range(topic.partitions):
                 raise errors.BadPosition(
-                    f"topic '{name}' has no partition {partition}", place=f"group '{group}'"
+                    f"topic '{name}' has no partition {partition}",
+                    place=f"group '{group}'",
+                    why=f"it has {topic.partitions}, numbered from 0",
+                    fix=f"name one from 0 to {topic.partitions - 1}",
                 )
             before = have.get(name, {}).get(partition)
             moves.append(Move(name, partition, before, places[partition]))
