@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 EVERY_PROCESSOR = os.cpu_count() or 1
-_work: Callable[[Any], Any]
+_work: list[Callable[[Any], Any]] = []
 
 
 def spread(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[R]:
@@ -30,9 +30,8 @@ def spread(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[R]
 
 
 def _begin(work: Callable[[Any], Any]) -> None:
-    global _work
-    _work = work
+    _work[:] = [work]
 
 
 def _do(task: Any) -> Any:
-    return _work(task)
+    return _work[0](task)

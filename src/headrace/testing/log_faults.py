@@ -47,7 +47,7 @@ def add_commands(commands: Any) -> None:
             "--jobs",
             type=int,
             default=EVERY_PROCESSOR,
-            help="processes (default: a processor each)",
+            help="processes (default: one a processor)",
         )
         parser.set_defaults(run=main)
 

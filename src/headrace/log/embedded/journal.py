@@ -6,7 +6,8 @@ outside the lock. Then, under the append lock:
 1. *catch up*: look at the end that shared memory names. A whole record there means that a writer
    died after writing and before publishing: fold it. (So a stale shared memory can never make
    anybody write over a record.)
-2. *decide*: the conditions against the counters, by the fold. A rejected entry leaves no trace.
+2. *decide*: the conditions against the counters, by the fold; and the pieces that it names are
+   still there (`orphans`). A rejected entry leaves no trace.
 3. *number*: position, offsets, the chain; write the record with one `pwritev` into space that the
    file already has.
 4. *publish* in shared memory, the tail last.
@@ -80,6 +81,7 @@ from headrace.log.embedded.format import (
 )
 from headrace.log.embedded.live import Live, Tail
 from headrace.log.embedded.locks import CrossLock
+from headrace.log.embedded.pieces import must_be_there
 from headrace.log.embedded.system import EVERYBODY, File, System, named, os_errors
 from headrace.log.embedded.witness import write_witness
 from headrace.model import fold
@@ -137,7 +139,7 @@ class Journal:
         return CrossLock(self.system, file, self.live.shared, name=name, word=word, holder=holder)
 
     @contextlib.contextmanager
-    def _appending(self) -> Iterator[Tail]:
+    def appending(self) -> Iterator[Tail]:
         """Hold the append lock, with everything folded that is in the journal."""
         self.append_lock.acquire(self.settings.lock_timeout_seconds)
         try:
@@ -176,6 +178,8 @@ class Journal:
             if draft.flags & HAS_CONDITIONS:
                 expect = draft.control.get("expect", {})
                 self._decide(expect, draft.control.get("require", {}))
+            if "pieces" in draft.control:
+                must_be_there(self.system, self.folder, draft.control["pieces"])
             tail = self._make_room(tail, draft.length)
             ends = self._number(draft.sections)
             position = tail.position + 1
@@ -359,7 +363,7 @@ class Journal:
         if tail.marked == tail.end:
             self.sync(tail.end)
             return
-        with self._appending() as found:
+        with self.appending() as found:
             tail = found
             if tail.marked == tail.end:
                 end = tail.end
@@ -419,7 +423,7 @@ class Journal:
 
     def close_file(self) -> None:
         """Begin a new file, unless the newest has no entry yet: what is in it can be sealed."""
-        with self._appending() as tail:
+        with self.appending() as tail:
             number, _, _ = self._file_of(tail.end)
             first = self.files.record(address_of(number, 0))
             if first is None:

@@ -103,6 +103,7 @@ class EmbeddedLog:
         self._reopening = threading.Lock()
         if journal is not None:
             self._finalizer.detach()
+            self.pieces.abandon()
             journal.append_lock.abandon()
             journal.sync_lock.abandon()
 
@@ -115,6 +116,7 @@ class EmbeddedLog:
         if journal is not None:
             journal.sync_lock.signal(EVERYBODY)
             self._finalizer.detach()
+            self.pieces.close()
             _close(journal, self._housekeeper)
             del self._housekeeper, self._drafter  # they hold the maps of the journal
 
@@ -275,7 +277,8 @@ class EmbeddedLog:
         """Write rows, synced, without publishing them: `append` and transactions take the piece.
 
         Rows that come as a RecordBatchReader are written as they come, in bounded memory. Each time
-        an entry names a piece its rows are in the log once more: `expect` keeps it to once.
+        an entry names a piece its rows are in the log once more: `expect` keeps it to once. A piece
+        that nobody publishes is removed by the keeper, an hour after this handle was closed.
         """
         packer = self._packer(topic)
         sent = self._system.now_us()
