@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from headrace.model.records import Piece, Receipt
 from headrace.model.schema import Column, Schema
+from headrace.model.topic import Topic
 
 
 class Part:
@@ -77,6 +78,9 @@ class EntryLog(Protocol):
         durability: str | None = None,
     ) -> Receipt:
         """Append one entry: rows of any topics, control records, conditions; all or nothing."""
+
+    def topic(self, name: str) -> Topic:
+        """A topic by its name; `UnknownTopic` if it is not there."""
 
     def check_part(self, part: Part) -> None:
         """Take the rows of a part in, raising what is wrong with them; nothing is written."""

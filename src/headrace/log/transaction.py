@@ -54,6 +54,22 @@ class Transaction:
             offsets = {offsets.topic: offsets.ends}
         committed = self._offsets.setdefault(group, {})
         for topic, of_topic in offsets.items():
+            partitions = self._log.topic(topic).partitions
+            for partition, offset in of_topic.items():
+                if type(partition) is not int or partition not in range(partitions):
+                    raise errors.BadPosition(
+                        f"topic '{topic}' has no partition {partition!r}",
+                        place=f"group '{group}'",
+                        why=f"it has {partitions}, numbered from 0",
+                        fix=f"name one from 0 to {partitions - 1}",
+                    )
+                if type(offset) is not int or offset < 0:
+                    raise errors.BadPosition(
+                        f"{offset!r} is not an offset of topic '{topic}'",
+                        place=f"group '{group}'",
+                        why="an offset is a whole number from 0 on",
+                        fix="commit the offset of the next row to be read",
+                    )
             committed.setdefault(topic, {}).update(of_topic)
 
     def put(self, name: str, value: Any) -> None:
