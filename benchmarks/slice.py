@@ -7,7 +7,8 @@
 Fresh: transactions of one row at 500/s, from the commit at the source until a reader of the target
 sees them beside the views they have changed; all parts under `headrace run`. Against 1.5 times the
 sum of the parts' own times, each measured alone at the same rate: a capture until a reader of the
-log sees it, views from entry to commit, a follower from entry to the reader of the target.
+log sees it, views from entry to commit, a follower from entry to the reader of the target. All
+arrangements run, and are written to in turn, two seconds each: those that are not do nothing.
 
 Apply: a follower that is 1,000,000 updates of 100,000 keys behind, against a program by hand that
 has them in memory: COPY to a temporary table, one MERGE of the newest row of each key.
@@ -20,7 +21,6 @@ of our own process, which is what one core can do.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import shutil
 import statistics
 import subprocess
@@ -28,7 +28,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ import headrace as hr
 from benchmarks.kit import PAIRS, Bench, arguments, progress
 from headrace.derived.follower import Follower
 from headrace.interfaces import Kept
+from headrace.pipelines.spark import archive_in_background
 from headrace.runtime.project import find_project
 from headrace.runtime.status import parts_of
 from headrace.runtime.verify import verify_kept
@@ -241,168 +244,208 @@ def paced(write: Callable[[int], None], first: int, count: int) -> None:
         write(first + number)
 
 
-class Fresh:
-    """Times from a write to its being seen, in milliseconds, of one arrangement of parts."""
+Write = Callable[[int], None]
+Look = Callable[[], Iterable[int]]
+"""Gives the numbers that came since the last call."""
 
-    def __init__(self, folder: Path, server: Server, count: int) -> None:
-        self.folder, self.server, self.count = folder, server, count
-        self.seen: dict[int, float] = {}
-        self.sent: dict[int, float] = {}
-        self._over = threading.Event()
 
-    def times(
-        self, write: Callable[[int], None], look: Callable[[int], Iterable[int]]
-    ) -> list[float]:
-        """Warm up, then measure; `look(newest)` gives the numbers above that are there."""
+class Arm:
+    """An arrangement of parts that runs, and how it is written to and looked at."""
+
+    def __init__(self, write: Write, look: Look) -> None:
+        self._write, self._look = write, look
+        self._next = 1
+
+    def times(self, count: int) -> list[float]:
+        """From a write to its being seen, in milliseconds, of so many at the rate."""
+        sent: dict[int, float] = {}
+        seen: dict[int, float] = {}
+        over = threading.Event()
 
         def read() -> None:
-            newest = 0
-            while not self._over.is_set():
-                for number in look(newest):
-                    self.seen[number] = time.perf_counter()
-                    newest = max(newest, number)
+            while not over.is_set():
+                found = list(self._look())
+                seen.update(dict.fromkeys(found, time.perf_counter()))
 
-        def sent(number: int) -> None:
-            write(number)
-            self.sent[number] = time.perf_counter()
+        def write(number: int) -> None:
+            self._write(number)
+            sent[number] = time.perf_counter()
 
         reader = threading.Thread(target=read)
         reader.start()
         try:
-            for warm in range(WARM + 1):  # the first builds the views, then compilers get to work
-                paced(sent, 1 + warm * self.count, self.count)
-                deadline = time.monotonic() + 120
-                while len(self.seen) < len(self.sent) and time.monotonic() < deadline:
-                    time.sleep(0.05)
+            paced(write, self._next, count)
+            self._next += count
+            deadline = time.monotonic() + 120
+            while len(seen) < len(sent) and time.monotonic() < deadline:
+                time.sleep(0.05)
         finally:
-            self._over.set()
+            over.set()
             reader.join()
-        return [1e3 * (self.seen[n] - self.sent[n]) for n in list(self.sent)[-self.count :]]
+        return [1e3 * (seen[number] - at) for number, at in sent.items()]
 
-    def into_source(self, number: int) -> None:
-        self.source.execute(INSERT, (number, number % 100, number % 977))
 
-    def into_log(self, number: int) -> None:
-        row = {"id": number, "customer": number % 100, "amount": number % 977, "_weight": 1}
-        self.log.append("sales", [row])
+class Fresh:
+    """Makes the arrangements; they run until the stack ends."""
 
-    def in_target(self, newest: int) -> list[int]:
-        time.sleep(0.003)
-        try:
-            found = self.target.execute("select id from kept.sales where id > %s", [newest])
-        except psycopg.errors.UndefinedTable:  # not loaded yet
-            return []
-        return [row[0] for row in found.fetchall()]
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        self._folder, self._stack = folder, stack
 
-    def whole(self, depth: int) -> list[float]:
-        """Everything."""
-        toml = f'[capture.src]\ndsn = "{self.server.dsn("source")}"\ntables = ["public.sales"]\n'
-        names = ", ".join(["'sales'", "'spent'", "'classes'"][: 1 + depth])
-        keep = f'p.keep({names}, in_=hr.Table("{self.server.dsn("target")}", schema="kept"))\n'
-        text = PIPELINE.format(topic="src.public.sales") + "".join(VIEWS[: depth + 1]) + keep
-        with (
-            self.server.connect("source") as self.source,
-            self.server.connect("target") as self.target,
-        ):
-            self.source.execute(SALES)
-            with running(self.folder / "whole", toml, text):
-                return self.times(self.into_source, self.in_target)
-
-    def capture(self) -> list[float]:
+    def capture(self) -> Arm:
         """A capture alone."""
-        toml = f'[capture.src]\ndsn = "{self.server.dsn("source")}"\ntables = ["public.sales"]\n'
-        with self.server.connect("source") as self.source:
-            self.source.execute(SALES)
-            with (
-                running(self.folder / "capture", toml),
-                hr.connect(self.folder / "capture" / "data") as log,
-            ):
-                reading = log.read("src.public.sales", follow=True)
+        server = self._stack.enter_context(Server())
+        toml, write = self._source(server)
+        log = self._running("capture", toml)
+        return Arm(write, _polled(lambda: log.read("src.public.sales", follow=True), "id"))
 
-                def look(_: int) -> Iterable[int]:
-                    batch = reading.poll()
-                    if batch is not None:
-                        return list(batch.data.column("id").to_pylist())
-                    time.sleep(0.002)
-                    return []
-
-                return self.times(self.into_source, look)
-
-    def views(self, depth: int) -> list[float]:
+    def views(self, depth: int) -> Arm:
         """Views alone."""
+        name = f"views{depth}"
         text = PIPELINE.format(topic="sales") + "".join(VIEWS[: depth + 1])
-        with hr.connect(self.folder / "views" / "data") as self.log:
-            self.log.create_topic("sales", "id bigint, customer int, amount bigint",
-                                  key="id", kind="changes")  # fmt: skip
-            positions: dict[int, int] = {}
-            with running(self.folder / "views", "", text):
-                reading: Any = None
+        write = self._log(name)
+        log = self._running(name, "", text)
+        positions: deque[tuple[int, int]] = deque()
 
-                def write(number: int) -> None:
-                    self.into_log(number)
-                    positions[self.log.position] = number
+        def written(number: int) -> None:
+            positions.append((write(number), number))
 
-                def look(_: int) -> Iterable[int]:
-                    nonlocal reading
-                    if "p._commits" not in {one.name for one in self.log.topics()}:
-                        time.sleep(0.05)
-                        return []
-                    reading = reading or self.log.read("p._commits", follow=True)
-                    batch = reading.poll()
-                    if batch is None:
-                        time.sleep(0.002)
-                        return []
-                    through = batch.data.column("through").to_pylist()[-1]
-                    there = [at for at in list(positions) if at <= through]
-                    return [positions.pop(at) for at in there]
+        polled = _polled(lambda: log.read("p._commits", follow=True), "through")
+        through = 0
 
-                return self.times(write, look)
+        def look() -> Iterable[int]:
+            nonlocal through
+            through = max(through, *polled(), 0)
+            while positions and positions[0][0] <= through:
+                yield positions.popleft()[1]
 
-    def follower(self) -> list[float]:
+        return Arm(written, look)
+
+    def follower(self) -> Arm:
         """A follower alone."""
-        keep = f'p.keep("sales", in_=hr.Table("{self.server.dsn("target")}", schema="kept"))\n'
-        with (
-            hr.connect(self.folder / "follower" / "data") as self.log,
-            self.server.connect("target") as self.target,
-        ):
-            self.log.create_topic("sales", "id bigint, customer int, amount bigint",
-                                  key="id", kind="changes")  # fmt: skip
-            with running(self.folder / "follower", "", PIPELINE.format(topic="sales") + keep):
-                return self.times(self.into_log, self.in_target)
+        server = self._stack.enter_context(Server())
+        keep, look = self._target(server, 0)
+        write = self._log("follower")
+        self._running("follower", "", PIPELINE.format(topic="sales") + keep)
+        return Arm(write, look)
+
+    def whole(self, depth: int) -> Arm:
+        """Everything."""
+        server = self._stack.enter_context(Server())
+        toml, write = self._source(server)
+        keep, look = self._target(server, depth)
+        text = PIPELINE.format(topic="src.public.sales") + "".join(VIEWS[: depth + 1]) + keep
+        self._running(f"whole{depth}", toml, text)
+        return Arm(write, look)
+
+    def _running(self, name: str, toml: str, pipeline: str = "") -> hr.EmbeddedLog:
+        self._stack.enter_context(running(self._folder / name, toml, pipeline))
+        return self._stack.enter_context(hr.connect(self._folder / name / "data"))
+
+    def _source(self, server: Server) -> tuple[str, Write]:
+        server.create_database("source")
+        source = self._stack.enter_context(server.connect("source"))
+        source.execute(SALES)
+        toml = f'[capture.src]\ndsn = "{server.dsn("source")}"\ntables = ["public.sales"]\n'
+
+        def write(number: int) -> None:
+            source.execute(INSERT, (number, number % 100, number % 977))
+
+        return toml, write
+
+    def _log(self, name: str) -> Callable[[int], int]:
+        log = self._stack.enter_context(hr.connect(self._folder / name / "data"))
+        columns = "id bigint, customer int, amount bigint"
+        log.create_topic("sales", columns, key="id", kind="changes")
+
+        def write(number: int) -> int:
+            row = {"id": number, "customer": number % 100, "amount": number % 977, "_weight": 1}
+            return log.append("sales", [row]).position
+
+        return write
+
+    def _target(self, server: Server, depth: int) -> tuple[str, Look]:
+        server.create_database("target")
+        target = self._stack.enter_context(server.connect("target"))
+        names = ", ".join(["'sales'", "'spent'", "'classes'"][: 1 + depth])
+        keep = f'p.keep({names}, in_=hr.Table("{server.dsn("target")}", schema="kept"))\n'
+        newest = 0
+
+        def look() -> Iterable[int]:
+            nonlocal newest
+            time.sleep(0.003)
+            try:
+                found = target.execute("select id from kept.sales where id > %s", [newest])
+            except psycopg.errors.UndefinedTable:  # not loaded yet
+                return []
+            numbers = [row[0] for row in found.fetchall()]
+            newest = max(numbers, default=newest)
+            return numbers
+
+        return keep, look
+
+
+def _polled(begin: Callable[[], Any], column: str) -> Look:
+    """What a reading of the log gives; it begins when the topic is there."""
+    reading: Any = None
+
+    def look() -> Iterable[int]:
+        nonlocal reading
+        try:
+            reading = reading or begin()
+        except hr.errors.UnknownTopic:
+            time.sleep(0.05)
+            return []
+        batch = reading.poll()
+        if batch is None:
+            time.sleep(0.002)
+            return []
+        return list(batch.data.column(column).to_pylist())
+
+    return look
 
 
 def measure_fresh(bench: Bench, folder: Path, quick: bool, pairs: int) -> None:
-    del pairs  # a run has thousands of transactions
-    count = 200 if quick else 5000
-    numbers = itertools.count()
-
-    def timed(measure: Callable[[Fresh], list[float]], what: str) -> list[float]:
-        progress(f"slice: fresh, {what}")
-        with Server() as server:
-            server.create_database("source")
-            server.create_database("target")
-            return sorted(measure(Fresh(folder / f"fresh{next(numbers)}", server, count)))
-
-    middle = {
-        "capture": statistics.median(timed(Fresh.capture, "capture alone")),
-        "follower": statistics.median(timed(Fresh.follower, "follower alone")),
-    }
+    """All arrangements run at once, and are written to in turn: the others do nothing then."""
+    count, rounds = (100, 2) if quick else (1000, pairs)
+    recording = archive_in_background()
+    if recording is not None:
+        progress("slice: fresh, Spark's class archive is recorded")
+        recording.wait()
+    with contextlib.ExitStack() as stack:
+        fresh = Fresh(folder / "fresh", stack)
+        made: dict[str, Callable[[], Arm]] = {
+            "capture": fresh.capture,
+            "follower": fresh.follower,
+            **{f"views{depth}": partial(fresh.views, depth) for depth in (1, 2)},
+            **{f"whole{depth}": partial(fresh.whole, depth) for depth in (1, 2)},
+        }
+        arms, taken = {}, {name: [] for name in made}
+        for name, make in made.items():
+            progress(f"slice: fresh, {name} starts")
+            arms[name] = make()
+            for _ in range(WARM):  # the first builds the views, then compilers get to work
+                arms[name].times(2 * count)
+        for number in range(rounds):
+            for name in list(arms) if number % 2 else reversed(arms):
+                progress(f"slice: fresh, {name}, {number} of {rounds}")
+                taken[name].append(sorted(arms[name].times(count)))
+        progress("")
+    middle = {name: [statistics.median(one) for one in values] for name, values in taken.items()}
     for depth, title in ((1, "one operator deep"), (2, "two operators deep")):
-        views = statistics.median(timed(lambda one: one.views(depth), f"views alone, {title}"))  # noqa: B023
-        whole = timed(lambda one: one.whole(depth), f"all parts, {title}")  # noqa: B023
-        parts = {**middle, "views": views}
-        told = ", ".join(f"{name} {value:.0f}" for name, value in parts.items())
+        parts = ("capture", f"views{depth}", "follower")
+        whole = f"whole{depth}"
+        own = [1.5 * sum(values) for values in zip(*(middle[one] for one in parts), strict=True)]
+        told = ", ".join(f"{one} {statistics.median(middle[one]):.0f}" for one in parts)
         bench.add(
-            f"commit to visible, {title}, p50", [statistics.median(whole)],
-            [1.5 * sum(parts.values())], f"1.5x the parts' own times ({told})", "ms", "lower", 1.0,
+            f"commit to visible, {title}, p50", middle[whole], own,
+            f"1.5x the parts' own times ({told})", "ms", "lower", 1.0,
         )  # fmt: skip
-        p99 = whole[int(0.99 * (len(whole) - 1))]
-        bench.add(f"commit to visible, {title}, p99", [p99], [p99], "itself", "ms", "lower")
+        p99 = [values[int(0.99 * (len(values) - 1))] for values in taken[whole]]
+        bench.add(f"commit to visible, {title}, p99", p99, p99, "itself", "ms", "lower")
         bench.limit(
-            f"commit to visible, {title}, p50 (aim)", statistics.median(whole), limit=500.0,
-            unit="ms", better="lower",
+            f"commit to visible, {title}, p50 (aim)", middle[whole], limit=500.0, unit="ms",
+            better="lower",
         )  # fmt: skip
-    progress("")
 
 
 MEASURES: dict[str, Callable[[Bench, Path, bool, int], None]] = {

@@ -582,12 +582,13 @@ class TopicFull(TransientError):
     code = "HR-GROUP-006"
     title = "the topic takes no more rows: a group is too far behind"
     why = (
-        "the topic's flow is 'backpressure': its producers wait while the slowest group would be "
-        "more than flow_rows behind; nothing of this entry was taken"
+        "the flow of the topic, or of a group that reads it, is 'backpressure': producers wait "
+        "while the group would be more than flow_rows behind; nothing of this entry was taken"
     )
     fix = (
-        "start or speed up the group named here and append again; if nobody needs it any more, "
-        "'headrace group delete'; or change flow_rows, flow_seconds or flow with set_topic()"
+        "start or speed up the group named here and append again; 'headrace group release' lets "
+        "producers go on without a group that says so itself, 'headrace topic set' changes what "
+        "the topic says; if nobody needs the group any more, 'headrace group delete'"
     )
 
 

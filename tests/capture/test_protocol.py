@@ -35,6 +35,7 @@ from headrace.sources.postgres.protocol import (
     read_type,
     status_update,
 )
+from headrace.sources.postgres.values import array_of
 
 # --- the encoder ----------------------------------------------------------------------------------
 
@@ -211,7 +212,8 @@ def rows_of_columns(columns: protocol.RawColumns | None, count: int) -> list[Any
     if columns is None:
         return [None] * count
     rows: list[list[Any]] = [[] for _ in range(count)]
-    for values, left_out in zip(columns.values, columns.unchanged, strict=True):
+    for texts, left_out in zip(columns.values, columns.unchanged, strict=True):
+        values = array_of(texts)
         values.validate(full=True)
         assert left_out is None or left_out.any()
         assert len(values) == count

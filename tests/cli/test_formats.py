@@ -21,7 +21,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.cli.input import LineIntake, csv_fields, csv_lines
+from headrace.cli.input import (
+    ArrowIntake,
+    LineIntake,
+    csv_fields,
+    csv_lines,
+    parquet_batches,
+)
 from headrace.cli.output import row_writer
 from headrace.model.json_values import json_values
 from headrace.model.topic import Topic, define
@@ -47,6 +53,47 @@ def taken(topic: Topic, data: bytes) -> tuple[list[pa.RecordBatch], list[Any]]:
     intake = LineIntake(topic, "csv", head)
     found = [intake(lines) for lines in groups]
     return [one.batch for one in found if one.batch is not None], [b for t in found for b in t.bad]
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_every_type_comes_back_from_parquet(data: st.DataObject) -> None:
+    """In entries of two rows, whatever the row groups are."""
+    kind = data.draw(TYPES)
+    topic = topic_of(kind)
+    values = data.draw(st.lists(st.none() | values_of(kind), max_size=5))
+    batch = pa.record_batch([pa.array(values, kind)], schema=topic.schema.arrow)
+    stream = io.BytesIO()
+    writer = row_writer("parquet", None, batch.schema, stream)
+    writer.write(batch, 1)
+    writer.close()
+    intake = ArrowIntake(topic)
+    found = [intake(one, 1) for one in parquet_batches(stream, 2)]
+    assert not [bad for one in found for bad in one.bad]
+    back = pa.Table.from_batches([o.batch for o in found if o.batch is not None], batch.schema)
+    assert back.combine_chunks().column(0).combine_chunks().equals(batch.column(0)), values
+
+
+@pytest.mark.parametrize("ending", ["ndjson", "csv", "arrow", "parquet"])
+def test_a_topic_comes_back_from_a_file_of_every_format(
+    clicks: Headrace, tmp_path: Path, ending: str
+) -> None:
+    """By the ending of the file; one that is cut is refused, or its last line set aside."""
+    lines = [{"user": 1, "url": 'a,"b"\n', "price": "1.50"}, {"user": 2, "at": "1901-01-01T00:00Z"}]
+    clicks("topic", "append", "clicks", stdin="\n".join(map(json.dumps, lines)))
+    file = str(tmp_path / f"clicks.{ending}")
+    assert clicks("topic", "read", "clicks", "--output", file).code == 0
+    schema = "user bigint not null, url string, at timestamp, price decimal(10,2)"
+    clicks("topic", "create", "again", schema, "--key", "user", "--partitions", "3")
+    done = clicks("topic", "append", "again", "--file", file, "--json")
+    assert (done.code, done.json["rows"]) == (0, 2), done.err
+    assert clicks("topic", "read", "again").out == clicks("topic", "read", "clicks").out
+    damaged = tmp_path / f"cut.{ending}"
+    damaged.write_bytes(Path(file).read_bytes()[:-3])
+    refused = clicks("topic", "append", "again", "--file", str(damaged), "--json")
+    assert refused.code != 0
 
 
 @settings(

@@ -174,3 +174,64 @@ def test_a_topic_is_deleted_when_asked_twice(headrace: Headrace, log: EmbeddedLo
     assert "10 rows" in done.err
     assert log.topics() == []
     assert headrace("topic", "delete", "t", "--yes", "--json").error["code"] == "HR-LOG-010"
+
+
+def test_what_retention_took_is_not_counted_as_rows(headrace: Headrace, log: EmbeddedLog) -> None:
+    """What is shown is what is held; what went is said."""
+    headrace("topic", "set", "t", "retention_seconds=0")
+    headrace("log", "seal")
+    log.append("t", [{"n": 1}], partition=0)
+    (listed,) = headrace("topic", "ls", "--json").json
+    assert (listed["rows"], listed["starts"], listed["ends"]) == (1, [6, 4], [7, 4])
+    shown = headrace("topic", "show", "t").out
+    assert "1 in 2 partitions" in shown
+    assert "10 older ones are gone by retention" in shown
+    assert "first offset" in shown
+    assert headrace("log", "stats", "--json").json["rows"] == 1
+    assert headrace("topic", "delete", "t", "--yes", "--json").json["rows"] == 1
+    row = headrace("group", "ls").out.splitlines()[1].split()
+    assert row == ["g", "0", "-", "0", "-", "-"]  # nothing to read, so nothing is old
+    assert "none of its topics is there" in headrace("group", "show", "g").out
+
+
+@pytest.mark.parametrize(
+    ("setting", "fix"),
+    [
+        ("flow=bufer", "one of buffer, drop, backpressure"),
+        ("compact=yes", "true or false"),
+        ("retention_bytes=1.5", "a whole number of bytes, not below 0 or none"),
+        ("flow_rows=0", "a whole number of rows, not below 1"),
+    ],
+)
+def test_a_setting_that_cannot_be_says_what_it_can(
+    headrace: Headrace, log: EmbeddedLog, setting: str, fix: str
+) -> None:
+    assert headrace("topic", "set", "t", setting, "--json").error["fix"] == fix
+
+
+def test_a_partition_that_is_not_there_is_told_how_many_there_are(
+    headrace: Headrace, log: EmbeddedLog
+) -> None:
+    done = headrace("group", "reset", "g", "--to", "earliest", "--partition", "7", "--json")
+    assert done.error["fix"] == "name one from 0 to 1"
+
+
+def test_a_group_that_producers_wait_for_is_shown_and_released(
+    headrace: Headrace, log: EmbeddedLog
+) -> None:
+    """R-A3: whom they wait for can be seen, and ended without losing its place."""
+    log.consumer("t", "g", flow="backpressure", flow_rows=5000).close()
+    shown = headrace("group", "show", "g").out
+    assert "producers wait 30.0 s while it would be more than 5,000 rows behind" in shown
+    assert headrace("group", "show", "g", "--json").json["pressure"]["rows"] == 5000
+    assert (
+        "while group 'g' would be more than 5,000 rows behind" in headrace("topic", "show", "t").out
+    )
+    assert headrace("topic", "show", "t", "--json").json["pressure"]["g"]["seconds"] == 30.0
+    before = log.offsets("g")
+    assert headrace("group", "release", "g", "--json").json == {"group": "g", "released": True}
+    assert headrace("group", "release", "g", "--json").json["released"] is False
+    assert "no producer waits" in headrace("group", "release", "g").err
+    assert log.offsets("g") == before
+    assert headrace("topic", "show", "t", "--json").json["pressure"] == {}
+    assert headrace("group", "release", "nobody", "--json").error["code"] == "HR-GROUP-003"

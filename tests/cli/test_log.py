@@ -132,6 +132,36 @@ def test_a_backup_is_made_and_restored(clicks: Headrace, tmp_path: Path) -> None
     assert (again.code, again.error["code"]) == (1, "HR-BACKUP-004")
 
 
+def test_what_is_archived_is_named_by_backup_and_restore(
+    clicks: Headrace, folder: str, tmp_path: Path
+) -> None:
+    """Somebody who restores on another machine knows what else is needed, and says where it is."""
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    clicks("topic", "set", "clicks", "retention_seconds=0", f"archive={old}")
+    clicks("topic", "append", "clicks", stdin='{"user": 1}\n{"user": 2}\n')
+    clicks("log", "seal")
+    backup, restored = str(tmp_path / "backup"), str(tmp_path / "restored")
+    made = clicks("log", "backup", backup)
+    assert f"1 archived file, {made.err.split(', ')[1]}" in made.err
+    assert f"not in it: a restored log reads them in {old}" in made.err
+    (one,) = clicks("log", "backup", backup, "--json").json["archived"]
+    assert (one["archive"], one["topic"]) == (old, "clicks")
+    assert "its 1 archived file can be reached" in clicks("log", "restore", backup, restored).err
+    Path(old).rename(new)
+    there = str(tmp_path / "there")
+    told = clicks("log", "restore", backup, there)
+    assert f"warning: 1 archived file cannot be reached in {old}:" in told.err
+    assert f"{one['name']}" in told.err
+    assert f"--archive {old}=NEW" in told.err
+    assert clicks("topic", "read", "clicks", "--log", there).code != 0
+    last = str(tmp_path / "last")
+    done = clicks("log", "restore", backup, last, "--archive", f"{old}={new}", "--json").json
+    assert (done["archived"], done["unreachable"]) == (1, [])
+    assert len(clicks("topic", "read", "clicks", "--log", last, "--json").rows) == 2
+    wrong = clicks("log", "restore", backup, str(tmp_path / "x"), "--archive", "y", "--json")
+    assert "NAME=VALUE" in wrong.error["fact"]
+
+
 def test_check_says_a_problem_once(headrace: Headrace, folder: str) -> None:
     """A run of counters that is gone is named by two checkpoints."""
     with hr.connect(folder, journal_bytes_first=16 << 10, journal_bytes_max=16 << 10) as log:

@@ -9,6 +9,7 @@ pipeline), and hardware.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -17,10 +18,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import psycopg
@@ -34,12 +36,13 @@ from headrace import errors
 from headrace.derived import aside, cuts
 from headrace.derived.follower import Follower
 from headrace.derived.postgres import PostgresTarget
-from headrace.derived.rows import added_up, expected, kept_table
+from headrace.derived.rows import _SEEDS, added_up, expected, kept_table
 from headrace.derived.shape import alterations
 from headrace.derived.sqlite import SQLiteTarget
 from headrace.derived.wait import followers, mark_of, wait
 from headrace.interfaces import Cut, Kept
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.model.hashing import Words, hash64
 from headrace.model.topic import define
 from headrace.runtime.verify import verify_kept
 from headrace.testing.follower_case import (
@@ -74,17 +77,40 @@ ROWS = st.lists(
 )
 
 
+def _collide(columns: Sequence[pa.Array], seed: int = 0) -> Words:
+    """A hash in which keys collide by one of the two seeds."""
+    return hash64(columns, seed) & np.uint64(1 if seed == _SEEDS[0] else (1 << 64) - 1)
+
+
+KEYS: dict[str, tuple[str, Callable[[int], tuple[Any, ...]]]] = {
+    "number": ("k bigint", lambda n: (n,)),
+    "null": ("k bigint", lambda n: (n or None,)),
+    "text": ("k string", lambda n: ("ab"[: n % 3] + "\0" * (n // 3),)),
+    "two": ("k string, k2 double", lambda n: (None if n % 2 else "a", 0.0 if n < 2 else math.nan)),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "collide"),
+    [*((kind, False) for kind in KEYS), ("text", True), ("two", True)],  # of numbers none can
+)
 @settings(max_examples=80, deadline=None)
 @given(st.lists(ROWS, max_size=5))
-def test_changes_added_up_are_what_the_table_says(entries: list[Any]) -> None:
+def test_changes_added_up_are_what_the_table_says(
+    kind: str, collide: bool, entries: list[Any]
+) -> None:
     """Also of topics that retract what was not there: the table's rules hold for any rows."""
     rows = [(n, *row) for n, entry in enumerate(entries, 1) for row in entry]
-    schema = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("_weight", pa.int64())])
+    key, of = KEYS[kind]
+    topic = define("t", f"{key}, v bigint", ("k", "k2")[: 1 + key.count(",")], None, 1, "changes")
     batch = pa.RecordBatch.from_pylist(
-        [{"k": k, "v": v, "_weight": w} for _, k, v, w in rows], schema
+        [{**dict(zip(topic.key, of(k), strict=True)), "v": v, "_weight": w} for _, k, v, w in rows],
+        topic.schema.arrow,
     )
-    table = kept_table(define("t", "k bigint, v bigint", "k", None, 1, "changes"), "t", view=False)
-    made = added_up(table, batch, np.array([row[0] for row in rows], np.int64))
+    table = kept_table(topic, "t", view=False)
+    positions = np.array([row[0] for row in rows], np.int64)
+    with mock.patch("headrace.derived.rows.hash64", _collide if collide else hash64):
+        made = added_up(table, batch, positions)
     want: dict[int, int | None] = {}
     for entry in entries:
         for key in {row[0] for row in entry}:
@@ -99,11 +125,27 @@ def test_changes_added_up_are_what_the_table_says(entries: list[Any]) -> None:
                 want[key] = max(there, key=last.__getitem__)
             elif any(left.values()):
                 want[key] = None
-    got = {row["k"]: row["v"] if row["_weight"] > 0 else None for row in made.to_pylist()}
+    number = {str(of(n)): n for n in range(4)}
+    got = {
+        number[str(tuple(row[name] for name in topic.key))]: row["v"]
+        if row["_weight"] > 0
+        else None
+        for row in made.to_pylist()
+    }
     assert got == want
-    bag = kept_table(define("t", "k bigint, v bigint", (), None, 1, "changes"), "t", view=False)
+    assert made.num_rows == len(want)
+
+
+@settings(max_examples=80, deadline=None)
+@given(ROWS)
+def test_rows_without_a_key_are_added_up(rows: list[Any]) -> None:
+    topic = define("t", "k bigint, v bigint", (), None, 1, "changes")
+    batch = pa.RecordBatch.from_pylist(
+        [{"k": k, "v": v, "_weight": w} for k, v, w in rows], topic.schema.arrow
+    )
+    bag = kept_table(topic, "t", view=False)
     sums: dict[tuple[int, int], int] = {}
-    for _, k, v, w in rows:
+    for k, v, w in rows:
         sums[k, v] = sums.get((k, v), 0) + w
     found = added_up(bag, batch, np.zeros(len(rows), np.int64)).to_pylist()
     assert {(r["k"], r["v"]): r["_weight"] for r in found} == {k: n for k, n in sums.items() if n}

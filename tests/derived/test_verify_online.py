@@ -89,6 +89,26 @@ def followed(log: EmbeddedLog, kept: Kept) -> Iterator[Follower]:
     assert failed == []
 
 
+def test_a_follower_goes_on_over_a_multiset_in_which_somebody_has_deleted_copies(
+    database: Database, log: EmbeddedLog
+) -> None:
+    """It counts on from the copies that are there; it refused new ones, and took two for one."""
+    log.create_topic("bag", "part string", kind="changes")
+    kept = Kept("shop", "main", {"bag": "bag"}, frozenset(), Table(database.dsn(), "t"))
+    log.append("bag", [{"part": "a", "_weight": 1}] * 4 + [{"part": "b", "_weight": 1}] * 4)
+    with database.connect() as connection, Follower(log, kept) as follower:
+        follower.run("caught up")
+        connection.execute("delete from t.bag where _copy = 1")
+        log.append("bag", [{"part": "a", "_weight": 1}, {"part": "b", "_weight": -1}])
+        follower.run("caught up")
+        held = "select part, count(*)::int from t.bag group by 1 order by 1"
+        assert connection.execute(held).fetchall() == [("a", 4), ("b", 2)]
+        assert follower.state.aside == 0
+        (result,) = verify_kept(log, kept, repair=True)
+        assert (result.repaired, result.differing) == (2, 0)
+        assert connection.execute(held).fetchall() == [("a", 5), ("b", 3)]
+
+
 def test_no_difference_is_false_and_a_repair_disturbs_nobody(
     database: Database, log: EmbeddedLog
 ) -> None:

@@ -622,3 +622,104 @@ def test_the_history_of_a_log_is_protected(log: EmbeddedLog, tmp_path: Path) -> 
         file.write_text(json.dumps({**content, "history": "0" * 32}))
         with pytest.raises(errors.LogDamaged, match=r"restored\.json"):
             _ = restored.history
+
+
+# --- what is in an archive ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def archived(tmp_path: Path) -> Iterator[EmbeddedLog]:
+    """A log of which the rows of a topic below 30 are in the folder `far`, the others not."""
+    with hr.connect(tmp_path / "log", **SMALL) as log:
+        log.create_topic("t", "a bigint")
+        log.create_topic("u", "a bigint")
+        log.set_topic("t", retention_seconds=0, archive=str(tmp_path / "far"))
+        for n in range(3):
+            log.append("t", [{"a": 10 * n + i} for i in range(10)])
+            log.append("u", [{"a": n}])
+            with_keeper(log)
+        log.append("t", [{"a": 30}])
+        yield log
+
+
+def with_keeper(log: EmbeddedLog) -> None:
+    keeper = log.keeper()
+    keeper.turn(close=True)
+    keeper.release()
+
+
+def numbers(log: EmbeddedLog, topic: str = "t", **start: Any) -> list[int]:
+    return [row["a"] for batch in log.read(topic, **start) for row in batch.to_pylist()]
+
+
+def test_archived_files_are_named_by_a_backup_and_read_after_a_restore(
+    archived: EmbeddedLog, tmp_path: Path
+) -> None:
+    """They are not copied, and it is said which they are."""
+    made = archived.backup(tmp_path / "backup")
+    names = [one.name for one in made.archived]
+    assert sorted(names) == sorted(os.listdir(tmp_path / "far"))
+    assert not set(names) & set(os.listdir(tmp_path / "backup" / "sealed"))
+    assert [(one.topic, one.archive) for one in made.archived] == [("t", f"{tmp_path}/far")] * 3
+    found = restore(tmp_path / "backup", tmp_path / "restored")
+    assert (found.archived, found.unreachable) == (made.archived, ())
+    with hr.connect(tmp_path / "restored") as log:
+        assert numbers(log) == list(range(31))
+    checked(tmp_path / "restored")
+
+
+def test_a_restore_elsewhere_names_what_it_cannot_reach(
+    archived: EmbeddedLog, tmp_path: Path
+) -> None:
+    """Exactly the files, and reading them is an error that names them; the rest is read."""
+    made = archived.backup(tmp_path / "backup")
+    shutil.move(tmp_path / "far", tmp_path / "moved")
+    lost = made.archived[1]
+    (tmp_path / "far").mkdir()
+    for one in made.archived:
+        if one is not lost:
+            shutil.copy(tmp_path / "moved" / one.name, tmp_path / "far" / one.name)
+    found = restore(tmp_path / "backup", tmp_path / "restored")
+    assert found.unreachable == (lost,)
+    with hr.connect(tmp_path / "restored") as log:
+        reading = log.read("t")
+        assert next(reading).data.column("a").to_pylist() == list(range(10))
+        with pytest.raises(errors.LogDamaged) as raised:
+            list(reading)
+        assert (raised.value.place, raised.value.details["resume_after"]) == (
+            lost.path,
+            lost.through,
+        )
+        assert f"{tmp_path}/far" in raised.value.fix
+        assert numbers(log, after=lost.through) == list(range(20, 31))
+        assert numbers(log, "u") == [0, 1, 2]
+
+
+def test_an_archive_that_has_moved_is_named_at_the_restore(
+    archived: EmbeddedLog, tmp_path: Path
+) -> None:
+    """Files are read there from then on, and new ones go there."""
+    archived.backup(tmp_path / "backup")
+    shutil.move(tmp_path / "far", tmp_path / "moved")
+    with pytest.raises(errors.BadSetting) as refused:
+        restore(tmp_path / "backup", tmp_path / "restored", archives={"/nowhere": "/else"})
+    assert str(tmp_path / "far") in refused.value.fix
+    moved = {str(tmp_path / "far"): str(tmp_path / "moved")}
+    found = restore(tmp_path / "backup", tmp_path / "restored", archives=moved)
+    assert found.unreachable == ()
+    with hr.connect(tmp_path / "restored") as log:
+        assert numbers(log) == list(range(31))
+        before = len(os.listdir(tmp_path / "moved"))
+        with_keeper(log)
+        assert len(os.listdir(tmp_path / "moved")) == before + 1
+        assert numbers(log) == list(range(31))
+        assert numbers(log, start={0: 17}) == list(range(17, 31))
+    assert not (tmp_path / "far").exists()
+    checked(tmp_path / "restored")
+
+
+def test_a_backup_without_archived_files_is_as_before(log: EmbeddedLog, tmp_path: Path) -> None:
+    """Programs that do not know archives in manifests read it."""
+    made = log.backup(tmp_path / "backup")
+    content = json.loads((tmp_path / "backup" / "backup.json").read_text())
+    assert (content["format"], "archived" in content, made.archived) == (1, False, ())

@@ -7,7 +7,9 @@ grows with what others wrote, writes by a reader, padding that eats the disk. No
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -22,8 +24,9 @@ import pyarrow as pa
 import pytest
 
 import headrace as hr
+from headrace.log.embedded.format import place_of
 from headrace.log.embedded.log import EmbeddedLog
-from headrace.log.embedded.system import Buffer, OsFile, OsShared, OsSystem
+from headrace.log.embedded.system import Buffer, OsFile, OsShared, OsSystem, filesystem_of
 from headrace.settings import LogSettings
 from tests.log.kit import Child, rows
 
@@ -291,6 +294,39 @@ def test_an_entry_is_its_arrow_bytes_and_little_more(counted: EmbeddedLog) -> No
         counted.append("t", batch)
         size = counted.journal.live.tail().end - before
         assert batch.serialize().size + 208 <= size <= batch.serialize().size + 256 + 63
+
+
+def cached_behind(path: str, offset: int) -> int:
+    """Pages of a file that the page cache holds behind `offset`."""
+    size = os.path.getsize(path)
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), size) as mapped:
+        held = (ctypes.c_ubyte * (size // mmap.PAGESIZE))()
+        start = ctypes.c_char.from_buffer(mapped)
+        failed = ctypes.CDLL(None).mincore(
+            ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), held
+        )
+        del start
+    assert not failed
+    return sum(one & 1 for one in bytes(held)[offset // mmap.PAGESIZE + 1 :])
+
+
+def test_an_append_makes_the_kernel_read_nothing_ahead(folder: str) -> None:
+    """Looking at the end before each write is not reading in order: nothing behind it is cached."""
+    if filesystem_of(os.path.dirname(folder)) == "tmpfs":
+        pytest.skip("a file in memory is its own cache")
+    batch = pa.record_batch({"a": pa.array(range(17_008), pa.int64())})
+    ends, behind = [], 0
+    with hr.connect(folder, background=False, journal_bytes_first=16 << 20) as log:
+        log.create_topic("t", batch.schema)
+        for _ in range(100):
+            log.append("t", batch, durability="os")
+            number, offset = place_of(log.journal.live.tail().end)
+            ends.append(offset % mmap.PAGESIZE)
+            if len(ends) > 2:  # past the zeros that small entries take with them
+                behind = max(behind, cached_behind(log.journal.files.path(number), offset))
+        assert number == 1
+    assert 0 in ends  # the page of the end was not cached when it was looked at
+    assert behind == 0
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace import errors
-from headrace.log.embedded import compaction
+from headrace.log.embedded import compaction, gone
 from headrace.log.embedded import keeper as keeping
 from headrace.log.embedded.check import check
 from headrace.log.embedded.keeper import COUNTER, Keeper
@@ -241,6 +241,80 @@ def test_what_is_too_old_goes_and_who_missed_it_is_told_what(log: EmbeddedLog) -
     assert checked(log.path).ok
 
 
+@pytest.mark.parametrize("kept", [250_000, 9])
+def test_who_goes_on_behind_a_position_is_told_exactly_what_it_missed(
+    log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """Every position, in the middle of files too; what is forgotten is not guessed. R-A11"""
+    monkeypatch.setattr(gone, "RUNS_KEPT", kept)
+    rng = random.Random(7)
+    log.create_topic("a", "id bigint", partitions=3)
+    log.create_topic("other", "id bigint")
+    ends: dict[int, list[int]] = {log.position: [0, 0, 0]}
+    log.set_topic("a", retention_bytes=1)
+    for entry in range(40):
+        if rng.random() < 0.3:
+            log.append("other", [{"id": entry}])
+        else:
+            rows = [{"id": n} for n in range(rng.randrange(1, 5))]
+            log.append("a", rows, partition=rng.randrange(3))
+        ends[log.position] = log.ends("a")
+        if entry in (9, 10, 25):
+            seal(log)
+    starts = log.starts("a")
+    told: dict[int, bool] = {}
+    for position, had in ends.items():
+        missed = {p: [had[p], starts[p] - 1] for p in range(3) if had[p] < starts[p]}
+        if not missed:
+            held = sum(log.ends("a")) - sum(had)
+            assert len(contents(log, "a", after=position)) == held
+            continue
+        for chosen in (None, [min(missed)]):
+            with pytest.raises(errors.OffsetsGone) as raised:
+                next(log.read("a", after=position, partitions=chosen))
+            found: dict[str, Any] = raised.value.details
+            told[position] = found["exact"]
+            if found["exact"]:
+                wanted = missed if chosen is None else {p: missed[p] for p in chosen}
+            else:
+                assert "not known any more" in raised.value.fact
+                wanted = {p: [0, starts[p] - 1] for p in chosen or range(3)}
+            assert found["partitions"] == wanted
+    assert set(told.values()) == ({True} if kept > 9 else {True, False})
+    assert list(told.values()) == sorted(told.values())  # what is newer is known
+    assert checked(log.path).ok
+
+
+@pytest.mark.parametrize("harm", ["missing", "damaged", "empty"])
+def test_without_what_was_written_down_it_is_said_that_nobody_knows(
+    log: EmbeddedLog, harm: str
+) -> None:
+    log.create_topic("a", "id bigint")
+    at = log.append("a", [{"id": 1}]).position
+    log.append("a", [{"id": 2}])
+    log.set_topic("a", retention_bytes=1)
+    seal(log)
+    path = Path(log.path) / "gone" / str(log.topic("a").id)
+    content = path.read_bytes()
+    if harm == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if harm == "empty" else content[:20] + b"x" + content[21:])
+    with pytest.raises(errors.OffsetsGone) as raised:
+        next(log.read("a", after=at))
+    assert raised.value.details["partitions"] == {0: [0, 1]}
+    assert not raised.value.details["exact"]
+    at = log.append("a", [{"id": 3}]).position
+    log.append("a", [{"id": 4}])
+    seal(log)
+    with pytest.raises(errors.OffsetsGone) as raised:
+        next(log.read("a", after=at))
+    assert raised.value.details["partitions"] == {0: [3, 3]}
+    log.delete_topic("a")
+    seal(log)
+    assert not path.exists()
+
+
 def test_a_topic_whose_rows_are_all_gone_goes_on_at_its_offset(log: EmbeddedLog) -> None:
     log.create_topic("a", "id bigint", partitions=2)
     for partition in (0, 0, 1):
@@ -250,6 +324,15 @@ def test_a_topic_whose_rows_are_all_gone_goes_on_at_its_offset(log: EmbeddedLog)
     assert (contents(log, "a"), log.starts("a"), log.ends("a")) == ([], [2, 1], [2, 1])
     log.append("a", [{"id": 2}], partition=1)
     assert [one[2:4] for one in contents(log, "a")] == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    "given", [{"position": -1}, {"position": "7"}, {"seconds": 0}, {"seconds": float("inf")}]
+)
+def test_a_hold_that_would_hold_nothing_is_refused(log: EmbeddedLog, given: Any) -> None:
+    with pytest.raises(errors.BadSetting):
+        log.hold("me", **{"position": 0, **given})
+    assert not log.holds()
 
 
 def test_a_hold_keeps_what_somebody_needs_until_it_ends(folder: str) -> None:
@@ -282,6 +365,21 @@ def test_a_hold_that_is_let_go_holds_nothing(log: EmbeddedLog) -> None:
     log.release("all")
     seal(log)
     assert log.starts("a") == [20]
+
+
+def test_an_archive_is_found_from_every_folder(
+    log: EmbeddedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path that was said in one working directory is the same one in another."""
+    log.create_topic("a", "id bigint")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    log.set_topic("a", retention_seconds=0, archive="old")
+    monkeypatch.chdir(tmp_path)
+    filled(log, 2)
+    assert os.listdir(tmp_path / "here" / "old")
+    monkeypatch.chdir("/")
+    assert len(contents(log, "a")) == 20
 
 
 def test_old_files_are_archived_and_read_from_there(log: EmbeddedLog, tmp_path: Path) -> None:

@@ -16,12 +16,18 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace import errors
+from headrace.pipelines.views.aggregate import _grouped
 from headrace.pipelines.views.algebra import Aggregate, Call, Distinct, Join, Node, Regroup, Scan
+from headrace.pipelines.views.changes import key_hashes
 from headrace.pipelines.views.engine import Engine
+from headrace.pipelines.views.sums import exact_float_sums
 from headrace.tables.packs import Packs
 
 Row = tuple[Any, ...]
@@ -447,3 +453,63 @@ def test_regroup_retracts_what_it_gave(tmp_path: Any) -> None:
         got = {key: math.floor(value) for key, value in run.output}
         assert got == {key: sorted(v)[len(v) // 2] for key, v in expected.items()}
         assert all(weight == 1 for weight in run.output.values())
+
+
+DOUBLES = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from([0.25, 0.1, -0.1, 5e-324, 2.0**-1022, 1.7e308, -1.7e308, 2.0**960, 0.0, -0.0]),
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            DOUBLES,
+            st.one_of(st.integers(-3, 3), st.integers(-(2**40), 2**40)),
+        ),
+        max_size=40,
+    )
+)
+def test_float_sums_are_exact(rows: list[tuple[int, float, int]]) -> None:
+    groups, values, weight = (np.array(column) for column in zip(*rows, strict=True)) if rows else (
+        np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64)
+    )  # fmt: skip
+    found = exact_float_sums(groups, values, weight, 4)
+    for group in range(4):
+        exact = sum((Fraction(v) * w for g, v, w in rows if g == group), Fraction(0))
+        assert found[group] == exact * 2**1074
+
+
+def test_keys_that_repeat_are_grouped_as_others_are() -> None:
+    chance = random.Random(7)
+    doubles = pa.array(chance.choices([0.0, -0.0, math.nan, None, 1.5], k=3_000))
+    strings = pa.array(chance.choices(["", "a", None], k=3_000))
+    one_by_one = pa.array(range(3_000))
+    for keys in ([doubles], [strings], [doubles, strings, doubles], [strings, one_by_one]):
+        touched, groups, found = _grouped(list(keys), 3_000, SEED)
+        hashes = key_hashes(keys, 3_000, SEED)
+        assert (touched[groups] == hashes).all()
+        assert len({*hashes.tolist()}) == len(touched)
+        assert (key_hashes(found, len(touched), SEED) == touched).all()
+
+
+@pytest.mark.parametrize("kind", ["aggregate", "left", "regroup"])
+def test_a_row_that_goes_and_was_never_there_stops(tmp_path: Any, kind: str) -> None:
+    over = scan("a", INT, INT)
+    columns = pa.schema([("c0", INT), ("c1", INT)])
+    same: Any = lambda rows: rows  # noqa: E731
+    node: Node = Regroup(over=over, keys=(0,), groups=same, columns=columns, **PLAIN)
+    if kind == "aggregate":
+        calls = (Call("count", None, None, INT),)
+        node = Aggregate(over=over, keys=(0,), calls=calls, columns=columns, **PLAIN)
+    if kind == "left":
+        node = Join(
+            kind="left", left=scan("b", INT, INT), right=over, left_keys=(0,), right_keys=(0,),
+            null_safe=(False,), residual=None,
+            columns=pa.schema([(f"c{i}", INT) for i in range(4)]), **PLAIN,
+        )  # fmt: skip
+    packs = Packs(str(tmp_path))
+    engine = Engine({"v": node}, {"a": "a", "b": "b"}, packs, SEED)
+    with pytest.raises(errors.ViewStopped, match="never there"):
+        engine.step({"a": as_change(over, Counter({(1, 2): -1}))}, packs.attempt(0))

@@ -469,3 +469,37 @@ def test_sealed_rows_are_asked_like_others(shop: EmbeddedLog) -> None:
     keeper.release()
     shop.append("clicks", [{"user": 1, "url": "/zzz"}])
     assert [rows(shop, text, at=at) for text, at in asked] == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy"),
+    [
+        ("events", {"retention_seconds": 0}),
+        ("events", {"compact": True}),
+        ("changes", {"compact": True}),
+    ],
+)
+def test_a_position_at_which_a_topic_is_not_whole_is_refused(
+    log: EmbeddedLog, kind: str, policy: dict[str, Any]
+) -> None:
+    """Not answered with what happens to be left; and a range of positions is what is left of it."""
+    log.create_topic("t", "k bigint, v bigint", key="k", kind=kind)
+    log.set_topic("t", **policy)
+    early = [log.append("t", [{"k": 1, "v": n}]).position for n in range(3)]
+    keeper = log.keeper()
+    keeper.turn(close=True, compact=True)
+    keeper.release()
+    late = log.append("t", [{"k": 2, "v": 3}]).position
+    since = log.since_of("t")
+    for at in early[:2]:
+        with pytest.raises(errors.BadPosition) as raised:
+            rows(log, "select * from t", at=at)
+        assert str(since) in raised.value.why
+    assert rows(log, "select v from t where k = 2", at=late) == [(3,)]
+    held = [one for (one,) in rows(log, "select _position from history.t order by 1")]
+    assert late in held
+    for low in (0, *early, late - 1, late):
+        left = [(one,) for one in held if one > low]
+        where = f"from history.t where _position > {low}"
+        assert rows(log, f"select _position {where} order by 1") == left
+        assert rows(log, f"select count(*) {where}") == [(len(left),)]

@@ -22,7 +22,7 @@ from headrace.model.hashing import hash64
 from headrace.tables import levels
 from headrace.tables.collection import Collection
 from headrace.tables.packs import Packs, Ref
-from headrace.tables.runs import consolidate, consolidate_runs, state_batch
+from headrace.tables.runs import consolidate, consolidate_runs, sorted_order, state_batch
 from tests.tables.kit import (
     HOT,
     ORDERED,
@@ -241,3 +241,28 @@ def test_reading_the_least_rows_of_a_hot_key_opens_few_pieces(
         first = next(collection.ordered(int(key([HOT])[0]), reverse=reverse))
         assert first.column("c1")[0].as_py() == text
     assert len(fresh._pieces) <= 4
+
+
+WORDS = [
+    lambda r, n: r.integers(0, 2**64, n, dtype=np.uint64),  # all different
+    lambda r, n: r.integers(0, 2**64, n // 50 + 1, dtype=np.uint64)[r.integers(0, n // 50 + 1, n)],
+    lambda r, n: r.integers(0, 3, n).astype(np.uint64),
+    lambda r, n: np.full(n, 2**64 - 1, np.uint64),
+    lambda r, n: (r.integers(0, 9, n).astype(np.uint64) << np.uint64(60)) | r.integers(
+        0, 9, n
+    ).astype(np.uint64),  # equal in all bits that are sorted by first
+    lambda r, n: np.sort(r.integers(0, 2**64, n, dtype=np.uint64)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [1, 100, 5_000, 70_000])
+def test_words_are_sorted_whatever_they_look_like(rows: int) -> None:
+    chance = np.random.default_rng(rows)
+    for first in WORDS:
+        for second in WORDS:
+            columns = [first(chance, rows), second(chance, rows)]
+            order = sorted_order(columns)
+            found = columns if order is None else [column[order] for column in columns]
+            right = np.lexsort(columns[::-1])
+            for column, one in zip(columns, found, strict=True):
+                assert (one == column[right]).all()

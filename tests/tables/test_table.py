@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -451,3 +452,30 @@ def test_an_entry_in_several_batches_says_what_it_says_in_one(seed: int, tmp_pat
             now = after
             found = log.table("t").scan().read_all()
             assert {row["id"]: row["v"] for row in found.to_pylist()} == now
+
+
+def test_a_table_is_what_reading_from_the_start_comes_to_after_retention(tmp_path: Path) -> None:
+    """Whether its index was built before the rows went or after: it is derived. R-A14"""
+    with hr.connect(tmp_path / "log") as log:
+        log.create_topic("t", "k bigint, v bigint", key="k", partitions=2)
+        log.append("t", [{"k": k, "v": 0} for k in range(300)])
+        keeper = log.keeper()
+        keeper.turn(close=True)
+        kept = log.append("t", [{"k": k, "v": 1} for k in range(0, 300, 3)]).position
+        assert log.table("t").scan().read_all().num_rows == 300
+        log.set_topic("t", retention_seconds=0)
+        keeper.turn()
+        keeper.release()
+        read = {row["k"]: row["v"] for batch in log.read("t") for row in batch.to_pylist()}
+        assert len(read) == 100
+        for at in (None, kept):
+            scanned = log.table("t").scan(at=at).read_all().to_pylist()
+            assert {row["k"]: row["v"] for row in scanned} == read
+            for count in (6, 300):
+                found = log.table("t").get(list(range(count)), at=at)
+                assert found.column("k").to_pylist() == list(range(0, count, 3))
+                assert found.column("_index").to_pylist() == list(range(0, count, 3))
+    shutil.rmtree(tmp_path / "log" / "tables")
+    with hr.connect(tmp_path / "log") as log:
+        scanned = log.table("t").scan().read_all().to_pylist()
+        assert {row["k"]: row["v"] for row in scanned} == read

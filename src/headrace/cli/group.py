@@ -33,7 +33,7 @@ PARTITIONS_SHOWN = 24
 
 @click.group(cls=Group)
 def group() -> None:
-    """List, show, move, copy and delete consumer groups."""
+    """List, show, move, copy, release and delete consumer groups."""
 
 
 def warn_option(command: Any) -> Any:
@@ -185,6 +185,33 @@ def copy(source: str, name: str, to: str | None, path: str, as_json: bool) -> No
 
 @group.command(
     cls=Command,
+    short_help="Let producers go on without a group.",
+    example="headrace group release billing",
+)
+@click.argument("name")
+@log_option
+@json_option
+def release(name: str, path: str, as_json: bool) -> None:
+    """Let producers wait for group NAME no more; its offsets stay.
+
+    For a group whose consumers say flow="backpressure" and that does not come back soon. A consumer
+    that says so and joins makes producers wait again.
+    """
+    with open_log(path) as log:
+        waited = log.group(name).state.pressure is not None
+        log.release_group(name)
+    if as_json:
+        click.echo(json.dumps({"group": name, "released": waited}))
+    else:
+        talk(
+            f"producers wait for group '{name}' no more"
+            if waited
+            else f"no producer waits for group '{name}' by its own flow"
+        )
+
+
+@group.command(
+    cls=Command,
     short_help="Forget a group and its offsets.",
     example="headrace group delete billing --yes",
 )
@@ -228,6 +255,12 @@ def place_of(text: str) -> str | int | datetime:
 
 def _shown(found: GroupFacts) -> Iterator[str]:
     yield f"group {found.name}, generation {found.state.generation}"
+    pressure = found.state.pressure
+    if pressure is not None:
+        yield (
+            f"producers wait {lasting(pressure.seconds)} while it would be more than"
+            f" {pressure.rows:,} rows behind in a topic"
+        )
     yield ""
     members = [("member", "process", "", "partitions")]
     for number, one in found.state.members.items():
@@ -251,6 +284,9 @@ def _shown(found: GroupFacts) -> Iterator[str]:
         )
         for lag in found.lags[:PARTITIONS_SHOWN]
     ]
+    if not rows:
+        yield "  none of its topics is there"
+        return
     yield aligned([head, *rows], indent="  ", right=(1, 2, 3, 4, 7))
     if len(found.lags) > PARTITIONS_SHOWN:
         yield f"  ... {len(found.lags)} partitions; --json lists them"
@@ -271,7 +307,7 @@ def _events(lag: Summary) -> str:
 
 def _age(lag: Summary | Lag) -> str:
     if lag.seconds is None:
-        return "?"
+        return "-" if lag.events == 0 and not getattr(lag, "unknown", 0) else "?"
     return "-" if not lag.events else lasting(lag.seconds)
 
 

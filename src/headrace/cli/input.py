@@ -819,3 +819,19 @@ def arrow_batches(stream: IO[bytes]) -> Iterator[pa.RecordBatch]:
             why=str(error).partition("\n")[0],
             fix="write it with 'headrace topic read --format arrow' or pyarrow.ipc.new_stream()",
         ) from error
+
+
+def parquet_batches(stream: IO[bytes], rows_max: int) -> Iterator[pa.RecordBatch]:
+    """Give the rows of a Parquet file, so many at a time."""
+    from pyarrow import parquet
+
+    if not stream.seekable():
+        raise BadUsage("a Parquet file cannot be read from a pipe", fix="name it with --file")
+    try:
+        with parquet.ParquetFile(stream) as file:
+            yield from file.iter_batches(rows_max)
+    except (pa.ArrowException, OSError) as error:
+        raise BadRows(
+            "the input is not a whole Parquet file", why=str(error).partition("\n")[0],
+            fix="write it with 'headrace topic read --output FILE.parquet'",
+        ) from error  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +22,7 @@ from headrace.cli.options import (
     log_option,
     no_log,
     open_log,
+    pairs,
     sized,
     talk,
 )
@@ -28,6 +30,8 @@ from headrace.cli.options import (
 if TYPE_CHECKING:
     from headrace.log.embedded.check import Report
     from headrace.log.embedded.log import EmbeddedLog
+
+FILES_SHOWN = 12
 
 
 @click.group(cls=Group)
@@ -202,25 +206,58 @@ def backup(to: str, path: str, as_json: bool) -> None:
     if as_json:
         facts = {"log": made.log, "history": made.history, "position": made.position}
         sizes = {"files": len(made.files), "bytes": made.size, "written": made.written}
-        click.echo(json.dumps({"folder": made.folder, **facts, **sizes}))
+        archived = [asdict(one) for one in made.archived]
+        click.echo(json.dumps({"folder": made.folder, **facts, **sizes, "archived": archived}))
         return
     files, size, new = counted(len(made.files), "file"), sized(made.size), sized(made.written)
     click.echo(f"{to}: position {made.position}, {files}, {size}, of which {new} are new")
+    for address in dict.fromkeys(one.archive for one in made.archived):
+        some = [one.size for one in made.archived if one.archive == address]
+        what = f"{counted(len(some), 'archived file')}, {sized(sum(some))},"
+        talk(f"{what} not in it: a restored log reads them in {address}")
 
 
 @log.command(cls=Command, example="headrace log restore ../backup-of-data ./restored")
 @click.argument("source", metavar="FROM")
 @click.argument("to")
+@click.option(
+    "--archive",
+    "archives",
+    metavar="OLD=NEW",
+    multiple=True,
+    help="The archive OLD has the address NEW now; repeatable.",
+)
 @json_option
-def restore(source: str, to: str, as_json: bool) -> None:
-    """Make a log of the backup in folder FROM, in folder TO, which must be empty or not there."""
+def restore(source: str, to: str, archives: tuple[str, ...], as_json: bool) -> None:
+    """Make a log of the backup in folder FROM, in folder TO, which must be empty or not there.
+
+    Rows in an archive are not in a backup: the log reads them where the archive is. What of it
+    cannot be reached from here is listed.
+    """
     from headrace.log.embedded.backup import restore as restored
 
-    made = restored(source, to)
+    made = restored(source, to, archives=pairs(archives, "--archive", "/mnt/old=/mnt/new"))
     if as_json:
-        click.echo(json.dumps({"folder": to, "log": made.log, "position": made.position}))
+        facts = {"folder": to, "log": made.log, "position": made.position}
+        away = [asdict(one) for one in made.unreachable]
+        total = len(made.archived)
+        click.echo(json.dumps({**facts, "archived": total, "unreachable": away}))
         return
     click.echo(f"{to}: a log at position {made.position}")
+    if made.archived and not made.unreachable:
+        talk(f"its {counted(len(made.archived), 'archived file')} can be reached")
+    for address in dict.fromkeys(one.archive for one in made.unreachable):
+        here = [one for one in made.unreachable if one.archive == address]
+        talk(f"warning: {counted(len(here), 'archived file')} cannot be reached in {address}:")
+        for one in here[:FILES_SHOWN]:
+            rows = f"topic '{one.topic}', positions {one.first} to {one.through}"
+            talk(f"  {one.name}, {sized(one.size)}: {rows}")
+        if len(here) > FILES_SHOWN:
+            talk(f"  ... {len(here)} files; --json lists them")
+        talk(
+            "until they are there these rows cannot be read; if they are elsewhere, restore with"
+            f" --archive {address}=NEW"
+        )
     talk("captures and followers that have gone further will say so: see docs/backup.md")
 
 

@@ -191,13 +191,13 @@ def listed(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
-def pairs(values: Iterable[str], option: str) -> dict[str, str]:
+def pairs(values: Iterable[str], option: str, example: str = "a=bigint") -> dict[str, str]:
     """Split what comes as NAME=VALUE."""
     found: dict[str, str] = {}
     for value in values:
         name, sign, rest = value.partition("=")
         if not sign or not name.strip() or not rest.strip():
-            raise BadUsage(f"'{option} {value}' is not NAME=VALUE", fix=f"e.g. {option} a=bigint")
+            raise BadUsage(f"'{option} {value}' is not NAME=VALUE", fix=f"e.g. {option} {example}")
         if name.strip() in found:
             raise BadUsage(f"{option} names '{name.strip()}' twice", fix="name it once")
         found[name.strip()] = rest.strip()

@@ -293,6 +293,7 @@ def described(log: EmbeddedLog, found: Topic) -> dict[str, Any]:
         "ends": ends,
         "settings": asdict(found.policy),
         "dropped": log.dropped(found.name),
+        "pressure": {group: asdict(one) for group, one in found.pressure.items()},
     }
 
 
@@ -321,7 +322,12 @@ def _summary(found: Topic, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "kind", kinds[found.kind]
     if found.value != "columns":
         yield "values", f"{found.value}, taken as they are, with an optional key"
-    yield "rows", f"{facts['rows']:,} in {counted(found.partitions, 'partition')}"
+    rows = f"{facts['rows']:,} in {counted(found.partitions, 'partition')}"
+    if found.policy.compact:
+        rows += ", and fewer where it is compacted"
+    yield "rows", rows
+    if gone := sum(facts["starts"]):
+        yield "", f"{gone:,} older ones are gone by retention"
     if found.value == "columns":
         if found.key:
             yield "key", f"{', '.join(found.key)}: equal keys are in one partition, in order"
@@ -333,7 +339,7 @@ def _summary(found: Topic, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if found.schema.generation > 1:
         version += f", generation {found.schema.generation}"
     yield "schema", version
-    yield from kept(found.policy)
+    yield from kept(found.policy, found.pressure)
     if facts["dropped"] or found.policy.flow == "drop":
         yield "dropped", f"{facts['dropped']:,} rows found no room"
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from headrace.cli.formats import BINARY, ENDINGS
 from headrace.cli.options import (
     SET_ASIDE,
     Command,
@@ -36,10 +38,10 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["ndjson", "csv", "arrow", "lines"]),
-    default="ndjson",
-    help="What comes in: a JSON object a line (default), CSV with a head, an Arrow IPC stream, or "
-    "bare lines, for topics of text, json or bytes.",
+    type=click.Choice(["ndjson", "csv", "arrow", "parquet", "lines"]),
+    help="What comes in: a JSON object a line, CSV with a head, an Arrow IPC stream, a Parquet "
+    "file, or bare lines, for topics of text, json or bytes. By default what the ending of FILE "
+    "says, else ndjson.",
 )
 @click.option("--file", "source", metavar="FILE", help="Read FILE; by default, standard input.")
 @click.option(
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
 def append(
     ctx: click.Context,
     name: str,
-    form: str,
+    form: str | None,
     source: str | None,
     lines_max: int,
     aside: str | None,
@@ -81,6 +83,8 @@ def append(
         bad_lines = stack.enter_context(_aside(aside))
         appending = _Appending(log, name, bad_lines, strict=strict)
         appending.source = source or "standard input"
+        if form is None:
+            form = ENDINGS.get(os.path.splitext(source or "")[1], "ndjson")
         try:
             appending.run(form, stream, lines_max)
         finally:
@@ -141,11 +145,19 @@ class _Appending:
 
     def run(self, form: str, stream: IO[bytes], lines_max: int) -> None:
         """Append everything the stream gives."""
-        from headrace.cli.input import ArrowIntake, LineIntake, arrow_batches, csv_lines, lines_of
+        from headrace.cli.input import (
+            ArrowIntake,
+            LineIntake,
+            arrow_batches,
+            csv_lines,
+            lines_of,
+            parquet_batches,
+        )
 
-        if form == "arrow":
+        if form in BINARY:
             self.unit = "row"
-            for batch in arrow_batches(stream):
+            arrow = form == "arrow"
+            for batch in arrow_batches(stream) if arrow else parquet_batches(stream, lines_max):
 
                 def take_rows(upto: int | None = None, batch: Any = batch) -> Taken:
                     first = self.read + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from headrace.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from headrace.model.policy import Policy
+    from headrace.model.policy import Policy, Pressure
 
 HELP = """Change settings of topic NAME, from now on; without any, list those there are.
 
@@ -53,14 +53,16 @@ WORDS = {"none": None, "true": True, "false": False}
 @json_option
 def set_(name: str, settings: tuple[str, ...], path: str, as_json: bool) -> None:
     """See HELP."""
-    changes = {key: _value(text) for key, text in pairs(settings, "set").items()}
+    changes = {
+        key: _value(text) for key, text in pairs(settings, "set", "retention_seconds=86400").items()
+    }
     with open_log(path) as log:
         topic = log.set_topic(name, **changes)
     if as_json or not changes:
         click.echo(json.dumps(asdict(topic.policy)))
         return
-    for what, how in described(topic.policy):
-        talk(f"topic '{name}': {what}: {how}")
+    for what, how in described(topic.policy, topic.pressure):
+        talk(f"topic '{name}': {what or 'and'}: {how}")
 
 
 def _value(text: str) -> Any:
@@ -86,7 +88,7 @@ def _value(text: str) -> Any:
 def delete(name: str, yes: bool, path: str, as_json: bool) -> None:
     """Delete topic NAME: its rows are gone; the name can be used again."""
     with open_log(path) as log:
-        rows = sum(log.ends(name))
+        rows = sum(log.ends(name)) - sum(log.starts(name))
         if not yes:
             said = f"This deletes topic '{name}' and its {counted(rows, 'row')}."
             ask(said, f"Delete '{name}'?", as_json=as_json)
@@ -97,8 +99,10 @@ def delete(name: str, yes: bool, path: str, as_json: bool) -> None:
         talk(f"topic '{name}' is deleted, with {counted(rows, 'row')}")
 
 
-def described(policy: Policy) -> Iterator[tuple[str, str]]:
-    """Say what is kept, for people."""
+def described(
+    policy: Policy, pressure: Mapping[str, Pressure] | None = None
+) -> Iterator[tuple[str, str]]:
+    """Say what is kept, for people; `pressure`: the groups that say `backpressure` themselves."""
     seconds, size = policy.retention_seconds, policy.retention_bytes
     kept = [f"for {lasting(seconds)}"] if seconds is not None else []
     kept += [f"up to {sized(size)}"] if size is not None else []
@@ -113,4 +117,11 @@ def described(policy: Policy) -> Iterator[tuple[str, str]]:
         "backpressure": f"backpressure: producers wait {lasting(policy.flow_seconds)} while the"
         f" slowest group would be more than {policy.flow_rows:,} rows behind",
     }
-    yield "flow", flows[policy.flow]
+    said = [
+        f"backpressure: producers wait {lasting(limit.seconds)} while group '{group}' would be more"
+        f" than {limit.rows:,} rows behind"
+        for group, limit in (pressure or {}).items()
+    ]
+    if policy.flow != "buffer" or not said:
+        said.insert(0, flows[policy.flow])
+    yield from zip(("flow", *[""] * len(said)), said, strict=False)

@@ -264,16 +264,17 @@ class Merging(Reading):
             "names": names_of(names),
             "values": names_of(names, "d."),
         }
-        # How many copies there are now: (_row, _copy) is dense.
+        # Copies may be missing in between, where somebody has deleted some: the last ones count.
         self._run(
-            "delete from {t} t using {d} d where d._weight < 0 and t._row = d._row and t._copy > "
-            "(select count(*) from {t} h where h._row = d._row) + d._weight",
+            "delete from {t} t using {d} d cross join lateral (select h._copy from {t} h "
+            "where h._row = d._row order by h._copy desc limit greatest(-d._weight, 0)) x "
+            "where t._row = d._row and t._copy = x._copy",
             *values,
             **parts,
         )
         self._run(
             "insert into {t} ({names}, _row, _copy) select {values}, d._row, "
-            "(select count(*) from {t} h where h._row = d._row) + _c "
+            "coalesce((select max(_copy) from {t} h where h._row = d._row), 0) + _c "
             "from {d} d cross join generate_series(1, d._weight) _c where d._weight > 0",
             *values,
             **parts,

@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 
 from headrace.interfaces import Cut, Kept, KeptTable
 from headrace.log.embedded.log import EmbeddedLog
-from headrace.model.hashing import hash64
+from headrace.model.hashing import hash64, is_bytes
 from headrace.model.schema import RESERVED
 from headrace.model.topic import Topic
 from headrace.tables.keyed import what_is_left
@@ -57,7 +58,7 @@ def row_ids(rows: pa.RecordBatch) -> pa.Array:
 
 
 def added_up(table: KeptTable, rows: pa.RecordBatch, positions: Numbers) -> pa.RecordBatch:
-    """The change that these rows of the topic are, with the position of the entry of each."""
+    """The change that these rows of the topic are, in log order, with the position of each."""
     names = table.schema.names
     has = rows.schema.names
     own = rows.select(names)
@@ -68,30 +69,88 @@ def added_up(table: KeptTable, rows: pa.RecordBatch, positions: Numbers) -> pa.R
         sums = np.add.reduceat(weight[order], starts) if len(starts) else weight
         left = np.flatnonzero(sums)
         return _weighted(take_rows(own, order[starts[left]]), sums[left])
-    keys = [hash64([own.column(name) for name in table.key], seed) for seed in _SEEDS]
-    newest = ~positions.astype(np.uint64)
-    if WEIGHT in has:  # one row for each key and entry, the newest entry first
-        picked, there = what_is_left(rows, [*keys, newest], _SEEDS[0])
-        fresh = np.ones(len(picked), bool)
-        fresh[1:] = differs([word[picked] for word in keys])
-        return _weighted(take_rows(own, picked[fresh]), np.where(there[fresh], 1, -1))
-    places = ~np.arange(rows.num_rows, dtype=np.uint64)
-    order, starts = _groups(keys, newest, places)
-    picked = order[starts]
-    sign = np.ones(len(picked), np.int64)
+    code, count = _numbered([own.column(name) for name in table.key])
+    newest = np.empty(count, np.int64)
+    newest[code] = np.arange(rows.num_rows)  # of several the last one stays
+    if WEIGHT in has:
+        told = np.flatnonzero(positions == positions[newest][code])
+        picked, there = _what_counts(rows, weight, code, newest, told)
+        if len(picked) < count:  # these need their older entries too
+            done = np.zeros(count, bool)
+            done[code[picked]] = True
+            rest = np.flatnonzero(~done[code])
+            entries = [code[rest].astype(np.uint64), ~positions[rest].astype(np.uint64)]
+            some, stay = what_is_left(take_rows(rows, rest), entries, _SEEDS[0])
+            fresh = np.ones(len(some), bool)
+            fresh[1:] = differs([entries[0][some]])
+            picked = np.concatenate([picked, rest[some[fresh]]])
+            there = np.concatenate([there, stay[fresh]])
+        return _weighted(take_rows(own, picked), np.where(there, 1, -1))
     gone = np.zeros(rows.num_rows, bool)
     if table.opaque:
         gone = rows.column("value").is_null().to_numpy(zero_copy_only=False)
     elif "_op" in has:
         gone = pc.equal(rows.column("_op"), "d").fill_null(False).to_numpy(zero_copy_only=False)
-    sign[gone[picked]] = -1
-    return _weighted(take_rows(own, picked), sign)
+    return _weighted(take_rows(own, newest), np.where(gone[newest], -1, 1))
 
 
-def _groups(keys: list[Words], *rest: Words) -> tuple[Numbers, Numbers]:
+def _numbered(key: list[pa.Array]) -> tuple[Numbers, int]:
+    """A small number for each key, in the order in which they come, and how many there are.
+
+    By one hash, in which integers cannot collide; where others do, by two of them and a sort.
+    """
+    first = hash64(key, _SEEDS[0])
+    encoded = pa.array(first).dictionary_encode()
+    code, count = encoded.indices.to_numpy(), len(encoded.dictionary)
+    if len(key) == 1 and pt.is_integer(key[0].type) and not key[0].null_count:
+        return code, count
+    second = hash64(key, _SEEDS[1])
+    of_code = np.empty(count, np.uint64)
+    of_code[code] = second
+    if (of_code[code] == second).all():
+        return code, count
+    order, starts = _groups([first, second])
+    code = np.empty(len(order), np.int64)
+    code[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
+    return code, len(starts)
+
+
+def _what_counts(
+    rows: pa.RecordBatch, weight: Numbers, code: Numbers, newest: Numbers, told: Numbers
+) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+    """For each key the row that counts in its newest entry, and whether it is there, or gone.
+
+    `told`: the rows of these entries. Keys are left out of which it takes more to say: several rows
+    come and go at once, or one that came also went.
+    """
+    came, went = told[weight[told] > 0], told[weight[told] <= 0]
+    gains, losses = (np.bincount(code[some], minlength=len(newest)) for some in (came, went))
+    newest[code[came]] = came  # what is there counts over what is gone
+    before = newest.copy()
+    before[code[went]] = went
+    hard = (gains > 0) & (losses > 0)
+    same = np.flatnonzero((gains == 1) & (losses == 1))
+    hard[same] = False
+    for column in sorted(_own(rows), key=lambda one: is_bytes(one.type) or pt.is_nested(one.type)):
+        if not len(same):
+            break
+        new, old = (hash64([column.take(pa.array(at[same]))]) for at in (newest, before))
+        same = same[new == old]
+    hard[same] = True
+    hard[code[np.abs(weight) != 1]] = True
+    easy = np.flatnonzero(~hard)
+    return newest[easy], gains[easy] > 0
+
+
+def _own(rows: pa.RecordBatch) -> list[pa.Array]:
+    """The columns that are not Headrace's."""
+    return [rows.column(name) for name in rows.schema.names if name[:1] != "_"]
+
+
+def _groups(keys: list[Words]) -> tuple[Numbers, Numbers]:
     """Rows in order, and where each group of equal keys begins in it."""
     rows = len(keys[0])
-    order = sorted_order([*keys, *rest])
+    order = sorted_order(keys)
     if order is None:
         order = np.arange(rows)
     fresh = np.ones(rows, bool)

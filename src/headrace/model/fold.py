@@ -40,6 +40,11 @@ OWN_COUNTERS = "headrace/"
 """Counters of the log itself start with this; callers cannot name them."""
 
 
+def topic_counter(name: str) -> str:
+    """The counter that guards what is said of topics of this name: their revision."""
+    return f"{OWN_COUNTERS}topic/{name}"
+
+
 def is_name(name: object) -> bool:
     """Whether a counter can have this name: any text but the empty one."""
     try:

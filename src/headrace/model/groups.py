@@ -22,6 +22,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from headrace.model.fold import OWN_COUNTERS
+from headrace.model.policy import Pressure
 
 NOBODY = 0
 Owners = tuple[int, ...]
@@ -121,6 +122,8 @@ class GroupState:
     generation: int = 0
     members: Mapping[int, Member] = field(default_factory=dict)
     topics: Mapping[str, Division] = field(default_factory=dict)
+    pressure: Pressure | None = None
+    """Producers of its topics wait for it; the member that joined last says so, for good."""
 
     def next(
         self,
@@ -155,7 +158,7 @@ class GroupState:
             )
             for name, one in divisions.items()
         }
-        return GroupState(self.generation + 1, members, settled)
+        return GroupState(self.generation + 1, members, settled, self.pressure)
 
     def _divisions(self, topics: Mapping[str, tuple[int, int]]) -> dict[str, Division]:
         found = {}
@@ -210,6 +213,7 @@ class GroupState:
                 name: {"id": one.id, "owner": list(one.owner), "target": list(one.target)}
                 for name, one in self.topics.items()
             },
+            **({"pressure": self.pressure.to_json()} if self.pressure else {}),
         }
 
     @classmethod
@@ -229,4 +233,5 @@ class GroupState:
                 name: Division(one["id"], tuple(one["owner"]), tuple(one["target"]))
                 for name, one in data["topics"].items()
             },
+            Pressure.from_json(data.get("pressure")),
         )

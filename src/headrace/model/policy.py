@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -11,6 +11,26 @@ from headrace import errors
 FLOWS = BUFFER, DROP, BACKPRESSURE = ("buffer", "drop", "backpressure")
 """When a producer is faster than its readers: the disk keeps what is not read yet, up to the
 retention; rows that find no room are dropped, and counted; or the producer waits (R-A3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """A group for which producers wait: while it would be more than `rows` behind, for `seconds`.
+
+    What a subscription with `flow="backpressure"` says; the topics that the group reads carry it.
+    """
+
+    rows: int
+    seconds: float
+
+    def to_json(self) -> list[float]:
+        """As it stands in control records."""
+        return [self.rows, self.seconds]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any] | None) -> Pressure | None:
+        """The inverse; of nothing, none."""
+        return None if data is None else cls(*data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +75,9 @@ class Policy:
                     fix=errors.nearest(name, known) or f"one of {', '.join(known)}",
                 )
             if not _fits(name, value):
-                raise errors.BadSetting(f"{value!r} is no value of '{name}'", place=place)
+                raise errors.BadSetting(
+                    f"{value!r} is no value of '{name}'", place=place, fix=_fitting(name)
+                )
         return Policy(**{**asdict(self), **changes})
 
     def check(self, kind: str, key: tuple[str, ...], place: str) -> None:
@@ -82,6 +104,17 @@ class Policy:
 
 
 DEFAULTS = Policy()
+
+
+def _fitting(name: str) -> str:
+    """What a setting can be."""
+    if name == "flow":
+        return f"one of {', '.join(FLOWS)}"
+    words = {"compact": "true or false", "archive": "a folder, an address, or none"}
+    none = " or none" if name.startswith("retention_") else ""
+    kind = "number" if name.endswith("_seconds") else "whole number"
+    low = 1 if name == "flow_rows" else 0  # without room for any row nothing would go on
+    return words.get(name, f"a {kind} of {name.rpartition('_')[2]}, not below {low}{none}")
 
 
 def _fits(name: str, value: Any) -> bool:

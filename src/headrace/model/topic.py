@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from headrace import errors
 from headrace.model.keys import key_tag
-from headrace.model.policy import DEFAULTS, Policy
+from headrace.model.policy import BUFFER, DEFAULTS, Policy, Pressure
 from headrace.model.rows import opaque_schema
 from headrace.model.schema import RESERVED, Column, Schema, schema_of
 
@@ -46,6 +46,13 @@ class Topic:
     revision: int = 1
     """How many entries have said something of a topic of this name: the counter that guards it."""
     deleted: bool = False
+    pressure: Mapping[str, Pressure] = field(default_factory=dict, hash=False)
+    """Groups for which its producers wait."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether what is appended depends on how far its readers have come."""
+        return self.policy.flow != BUFFER or bool(self.pressure)
 
     @property
     def schema(self) -> Schema:
@@ -55,6 +62,7 @@ class Topic:
     def to_json(self) -> dict[str, Any]:
         """As it stands in control records; what says nothing is left out."""
         more: dict[str, Any] = {"policy": self.policy.to_json(), "deleted": self.deleted}
+        more["pressure"] = {group: one.to_json() for group, one in self.pressure.items()}
         if self.revision != len(self.schemas):
             more["revision"] = self.revision
         return {
@@ -90,6 +98,7 @@ class Topic:
             policy=Policy.from_json(data.get("policy", {})),
             revision=data.get("revision", len(data["schemas"])),
             deleted=data.get("deleted", False),
+            pressure={group: Pressure(*one) for group, one in data.get("pressure", {}).items()},
         )
 
 

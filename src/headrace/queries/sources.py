@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.errors import BadPosition, HeadraceError
 from headrace.log.embedded.log import EmbeddedLog
@@ -102,7 +103,7 @@ class Rows(Source):
     def batches(self, names: list[str], filters: Sequence[Predicate]) -> Iterator[pa.RecordBatch]:
         """Read them."""
         topic, places = self._topic, {one.name for one in PLACE_FIELDS}
-        since = self._log.since_of(topic.name) if topic.kind == "changes" else 0
+        since = self._log.since_of(topic.name)
         if self._at < since:
             raise BadPosition(
                 f"topic '{topic.name}' cannot be read at {self._at}",
@@ -116,14 +117,16 @@ class Rows(Source):
         if after >= through:
             return
         own = [name for name in names if name not in places]
-        reading = self._log.read(topic.name, after=after or None, through=through, columns=own)
+        begin = after if after >= since else 0  # before it rows are gone: with what there is
+        reading = self._log.read(topic.name, after=begin or None, through=through, columns=own)
         for batch in reading:
             if topic.schemas[batch.schema_version - 1].generation != topic.schema.generation:
                 continue
             arrays = [
                 batch.place(name) if name in places else batch.data.column(name) for name in names
             ]
-            yield pa.RecordBatch.from_arrays(arrays, names)
+            made = pa.RecordBatch.from_arrays(arrays, names)
+            yield made if begin == after else made.filter(pc.greater(batch.positions, after))
 
     def accepts(self, predicate: Predicate) -> bool:
         """Comparisons of `_position` with numbers."""

@@ -114,8 +114,7 @@ class Table:
         if count > FEW:
             there, found = probed(state.collection, words, position)
             live = np.flatnonzero(~_gone(found))
-            rows_found = _result(take_rows(found, live), schema, {INDEX: pa.array(there[live])})
-            return pa.Table.from_batches([rows_found], schema)
+            return self._held(take_rows(found, live), schema, {INDEX: pa.array(there[live])})
         newest = (~position & 0xFFFF_FFFF_FFFF_FFFF, 0)
         asked = [(*one, *newest) for one in zip(*(w.tolist() for w in words), strict=True)]
         firsts = np.stack([words[0], words[0] + np.uint64(1)], axis=1)
@@ -129,17 +128,22 @@ class Table:
             return schema.empty_table()
         found = pa.concat_batches([best[i][1].batch.slice(best[i][2], 1) for i in there.tolist()])
         live = np.flatnonzero(~_gone(found))
-        rows_found = _result(take_rows(found, live), schema, {INDEX: pa.array(there[live])})
-        return pa.Table.from_batches([rows_found], schema)
+        return self._held(take_rows(found, live), schema, {INDEX: pa.array(there[live])})
+
+    def _held(
+        self, batch: pa.RecordBatch, schema: pa.Schema, extra: Mapping[str, pa.Array]
+    ) -> pa.Table:
+        rows = _result(batch, schema, extra, self._log.gone_of(self.name))
+        return pa.Table.from_batches([rows], schema)
 
     def _scan(self, state: State, position: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         start: tuple[int, ...] = (0,)
-        tries = 0
+        tries, gone = 0, self._log.gone_of(self.name)
         while True:
             try:
                 for batch, following in ordered(state, position, start):
                     start, tries = following, 0
-                    yield _result(batch, schema, {})
+                    yield _result(batch, schema, {}, gone)
             except errors.PackDamaged:
                 tries += 1
                 if tries > 2:
@@ -210,13 +214,14 @@ def _result_schema(topic: Topic, columns: Sequence[str] | None) -> pa.Schema:
 
 
 def _result(
-    batch: pa.RecordBatch, schema: pa.Schema, extra: Mapping[str, pa.Array]
+    batch: pa.RecordBatch, schema: pa.Schema, extra: Mapping[str, pa.Array], gone: int
 ) -> pa.RecordBatch:
-    """Rows of a table as the caller sees them."""
-    positions = pa.array((~identity(batch)[-2]).view(np.int64))
-    own = {POSITION: positions, **extra}
+    """Rows of a table as the caller sees them: not those that retention took since."""
+    positions = (~identity(batch)[-2]).view(np.int64)
+    own = {POSITION: pa.array(positions), **extra}
     arrays = [own[name] if name in own else batch.column(name) for name in schema.names]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    made = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return made.filter(pa.array(positions > gone)) if gone else made
 
 
 def _gone(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -18,7 +18,7 @@ from headrace.log.embedded import live as shared
 from headrace.log.embedded import reader, recovery
 from headrace.log.embedded.checkpoint import CounterRuns
 from headrace.log.embedded.files import JournalFiles
-from headrace.log.embedded.format import Record
+from headrace.log.embedded.format import HEADER_BYTES, Record
 from headrace.log.embedded.journal import MARKER, Journal
 from headrace.log.embedded.live import Live
 from headrace.log.embedded.locks import CrossLock
@@ -352,8 +352,8 @@ def _() -> list[Patch]:
 
 @_bug("header checksums are not verified", "plain", "damage")
 def _() -> list[Patch]:
-    def take(self: Record, _head: Any, meta: Any) -> bool:
-        self.meta = meta
+    def take(self: Record, data: memoryview) -> bool:
+        self.meta = data[HEADER_BYTES:]
         return True
 
     return [instead(Record, "take_meta", take)]

@@ -54,9 +54,10 @@ def record(workload: str, seed: int) -> Run:
 
 
 def one_round(
-    workload: str, seed: int, limits: Limits, done: Callable[[], bool] = lambda: False
-) -> Round:
-    """Record a workload and explore its crash points."""
+    workload: str, seed: int, limits: Limits, done: Callable[[], bool] = lambda: False,
+    jobs: int = 1,
+) -> Round:  # fmt: skip
+    """Record a workload and explore its crash points, in so many processes."""
     try:
         run = record(workload, seed)
     except Exception as error:  # noqa: BLE001 - a workload ends well, or something is wrong
@@ -73,7 +74,7 @@ def one_round(
         return result
     explorer = Explorer(probe, f"{workload}/{seed}", limits)
     explorer.done = done
-    result.tally = explorer.explore(run.machine, run.history)
+    result.tally = explorer.explore(run.machine, run.history, jobs)
     return result
 
 

@@ -1,8 +1,8 @@
 """Damage done to a log at rest: it must be noticed, with its place, or do no harm.
 
 `aged` makes a log with all kinds of files in it (closed and current journal files, pieces, counter
-runs, sealed files), an older version of it, and one that went another way from there. `examine`
-spoils one file, opens the log after a reboot, and says how it was noticed:
+runs, sealed and archived files), an older version of it, and one that went another way from there.
+`examine` spoils one file, opens the log after a reboot, and says how it was noticed:
 
 - `open`, `read`, `append`: by an error that names the file;
 - `check`: only `headrace log check` notices, and names the file; nothing that was read is wrong;
@@ -17,11 +17,18 @@ a reader has seen its rows by then.
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+from unittest import mock
+
+from pyarrow import fs
 
 from headrace import errors
+from headrace.log.embedded import archive
 from headrace.log.embedded.archive import FOLDER as SEALED
 from headrace.log.embedded.archive import open_sealed
 from headrace.log.embedded.check import check, walk_records
@@ -31,9 +38,11 @@ from headrace.testing.damage import Damage, damages
 from headrace.testing.disk import SimulatedMachine
 from headrace.testing.oplog import Image
 from headrace.testing.promises import Content
-from headrace.testing.simulation import FOLDER, Run, content_of, new_machine, take
+from headrace.testing.simulation import FOLDER, SCHEMA, Run, content_of, new_machine, take
 
 NEXT_BOOT = b"the next boot..."
+ARCHIVE = "archive"
+"""Where the oldest files of a topic go: a real folder, for Arrow reads it past the machine."""
 OPENED, READ, APPENDED, CHECKED, HARMLESS = "open", "read", "append", "check", "harmless"
 
 
@@ -46,24 +55,38 @@ class Aged:
     versions: dict[str, dict[str, bytes]]
     attempts_in: dict[str, set[int]]
     """Of each file the attempts that have something in it."""
+    archive: tempfile.TemporaryDirectory[str]
 
     def damages(self, rng: Random, each: int = 2) -> Iterator[Damage]:
         """Ways to spoil it."""
-        return damages(files_of(self.image), rng, each=each, others=self.versions)
+        names = sorted(Path(self.archive.name).glob(f"{ARCHIVE}/*"))
+        archived = {f"{ARCHIVE}/{file.name}": file.read_bytes() for file in names}
+        files = {**files_of(self.image), **archived}
+        return damages(files, rng, each=each, others=self.versions)
+
+
+@contextlib.contextmanager
+def _archive_in(folder: str) -> Iterator[None]:
+    there = fs.SubTreeFileSystem(folder, fs.LocalFileSystem())
+    with mock.patch.object(archive, "_filesystem", lambda at: (there, at)):
+        yield
 
 
 def aged(seed: int, rounds: tuple[int, int] = (3, 5), *, sealed: bool = True) -> Aged:
     """Make a log with all kinds of files, in so many rounds before and after a boot."""
-    older = _lived(new_machine(), seed, rounds[0], sealed=sealed)
-    one = _lived(SimulatedMachine(older, boot=b"boot 2".ljust(16)), seed, rounds[1], sealed=sealed)
-    two = _lived(SimulatedMachine(older, boot=b"boot 3".ljust(16)), -seed, rounds[1], sealed=sealed)
-    look = Run(SimulatedMachine(one, boot=NEXT_BOOT), seed)
-    log = look.open()
-    content = content_of(log)
-    attempts_in = _attempts_in(one, content) | _attempts_sealed(log, content)
-    look.end()
+    shelf = tempfile.TemporaryDirectory(prefix="headrace-archive-")
+    with _archive_in(shelf.name):
+        older = _lived(new_machine(), seed, rounds[0], sealed=sealed)
+        second, third = (SimulatedMachine(older, boot=b"boot %d".ljust(16) % n) for n in (2, 3))
+        one = _lived(second, seed, rounds[1], sealed=sealed)
+        two = _lived(third, -seed, rounds[1], sealed=sealed)
+        look = Run(SimulatedMachine(one, boot=NEXT_BOOT), seed)
+        log = look.open()
+        content = content_of(log)
+        attempts_in = _attempts_in(one, content) | _attempts_sealed(log, content)
+        look.end()
     versions = {"older": files_of(older), "diverged": files_of(two)}
-    return Aged(one, content, versions, attempts_in)
+    return Aged(one, content, versions, attempts_in, shelf)
 
 
 def _attempts_sealed(log: EmbeddedLog, content: Content) -> dict[str, set[int]]:
@@ -72,7 +95,9 @@ def _attempts_sealed(log: EmbeddedLog, content: Content) -> dict[str, set[int]]:
     for file in log.journal.control.sealed.files.values():
         reader = open_sealed(log.journal.system, FOLDER, file)
         positions = {at for group in reader.groups() for at in group.spans["position"].tolist()}
-        found[f"{SEALED}/{file.name}"] = {attempts[at] for at in positions if at in attempts}
+        found[f"{ARCHIVE if file.archive else SEALED}/{file.name}"] = {
+            attempts[at] for at in positions if at in attempts
+        }
     return found
 
 
@@ -104,7 +129,12 @@ def _lived(machine: SimulatedMachine, seed: int, rounds: int, *, sealed: bool) -
     run.numbered_from(100 * rounds * (1 if seed > 0 else 2))
     log = run.open(inline_bytes_max=6000, chunk_bytes=3000)
     run.make_topics(log)
+    if sealed and "old" not in {topic.name for topic in log.topics()}:
+        log.create_topic("old", SCHEMA, key="k", partitions=2)
+        log.set_topic("old", retention_bytes=1, archive=ARCHIVE)
     for number in range(rounds):
+        if sealed:
+            run.append(log, {"old": 3}, pad=200)
         run.append(log, {"orders": 3, "audit": 1}, expect={"c0": log.counter("c0")})
         run.append(log, {"orders": 4}, pad=1200)
         run.append(
@@ -121,19 +151,34 @@ def _lived(machine: SimulatedMachine, seed: int, rounds: int, *, sealed: bool) -
 
 def examine(log: Aged, damage: Damage) -> tuple[str, str]:
     """How the damage was noticed, and what is wrong if that is not good enough."""
-    path = f"{FOLDER}/{damage.file}"
-    number, old = log.image.files[path]
+    files, path = dict(log.image.files), f"{FOLDER}/{damage.file}"
+    archived = Path(log.archive.name, damage.file)
+    in_archive = damage.file.startswith(f"{ARCHIVE}/")
+    number, old = (0, archived.read_bytes()) if in_archive else files.pop(path)
     new = damage.change(old)
-    files = {**log.image.files, path: (number, new or b"")}
-    if new is None:
-        del files[path]
-    run = Run(SimulatedMachine(Image(log.image.folders, files), boot=NEXT_BOOT), 0)
+    if in_archive:
+        _put(archived, new)
+    elif new is not None:
+        files[path] = (number, new)
+    machine = SimulatedMachine(Image(log.image.folders, files), boot=NEXT_BOOT)
+    machine.recorded = False
+    run = Run(machine, 0)
     try:
-        return _examine(run, log, damage)
+        with _archive_in(log.archive.name):
+            return _examine(run, log, damage)
     except Exception as error:  # noqa: BLE001 - only errors of the catalogue are good enough
         return "", f"{type(error).__name__}: {error}"
     finally:
         run.end()
+        if in_archive:
+            _put(archived, old)
+
+
+def _put(file: Path, content: bytes | None) -> None:
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
 
 
 def _examine(run: Run, aged_log: Aged, damage: Damage) -> tuple[str, str]:
@@ -149,7 +194,7 @@ def _examine(run: Run, aged_log: Aged, damage: Damage) -> tuple[str, str]:
         if "diverged" in damage.title:
             return READ, ""
         wrong = _not_from(found, original) or _rest(log, error, found, original, original.topics)
-        sealed = damage.file.startswith(f"{SEALED}/")
+        sealed = damage.file.startswith((f"{SEALED}/", f"{ARCHIVE}/"))
         for topic in original.topics if sealed else ():  # a sealed file is of one topic only
             wrong = wrong or _rest(log, None, found, original, [topic])
         allowed = aged_log.attempts_in.get(damage.file, set())

@@ -133,6 +133,9 @@ class SimulatedFile:
         """See `File`."""
         return pa.py_buffer(self.pread(length, offset))
 
+    def read_nothing_ahead(self) -> None:
+        """See `File`; nothing is."""
+
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """See `File`."""
         data = b"".join(buffers)
@@ -488,6 +491,9 @@ class SimulatedMachine:
         self.generation = 0
         """How many crashes this machine has behind it."""
         self.ops: list[Op] = []
+        self.recorded = True
+        """False: stores to maps are not looked for, and no disks can be told from the operations.
+        It is for runs of which only the end counts, and that takes less time."""
         self.ops_max = 50_000
         self.conductor: Conductor | None = None
         self.processes: list[SimulatedProcess] = []
@@ -580,6 +586,8 @@ class SimulatedMachine:
 
     def note_stores(self, pid: int = 0) -> None:
         """Record what was stored to maps since the last operation, page by page."""
+        if not self.recorded:
+            return
         for path, inode in self.names.items():
             if not inode.mapped:
                 continue

@@ -4,6 +4,12 @@
 death of all processes) may leave, opens every different one once (`Probe`), and judges what was
 found against what had been promised by then. The opening is a recorded run too, so the power can
 be cut again inside it (`depth`).
+
+**What is opened once.** A disk with the same bytes was opened before, and comes to the same: it is
+judged, against what was promised by now, and not opened again. After a power cut the boot is
+another, and nothing in derived files (shared memory, locks) counts; so disks that differ only there
+are taken for one, with a choice of these files, except the disk to which everything came at a crash
+point: that one is opened with every choice that is made.
 """
 
 from __future__ import annotations
@@ -13,19 +19,27 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from headrace.testing.disk import SimulatedMachine
+from headrace.testing.jobs import spread
 from headrace.testing.oplog import around
-from headrace.testing.powercut import CrashState, Disk
+from headrace.testing.powercut import EVERYTHING, CrashState, Disk
 from headrace.testing.promises import REFUSED, TAKEN, Attempt, Content, History, judge
 
 QUIET = frozenset(("lock", "unlock", "wake", "store"))
 """Operations before which a power cut tells nothing new."""
+KILLED = 1 << 20
+"""States of killed processes are numbered from here."""
+CHUNK = 6
+"""Crash points in a row that one process takes."""
+REMEMBERED = 4000
+"""Openings that are kept in memory; equal disks are near each other."""
 
 
 @dataclass(slots=True)
 class Opening:
     """What opening one disk came to."""
 
-    machine: SimulatedMachine
+    machine: SimulatedMachine | None
+    """None: nobody wants to cut the power in it again."""
     error: str = ""
     """Why it did not open, or what `check` found."""
     content: Content | None = None
@@ -112,31 +126,44 @@ class Explorer:
         self._seed = seed
         self._limits = limits
         self._opened: dict[bytes, Opening] = {}
+        self._sound: set[tuple[object, ...]] = set()
         self.tally = Tally()
         self.done: Callable[[], bool] = lambda: False
 
-    def explore(self, machine: SimulatedMachine, history: History) -> Tally:
+    def explore(self, machine: SimulatedMachine, history: History, jobs: int = 1) -> Tally:
         """Try the crash points of a machine; what is found is in the tally."""
-        self._explore(machine, history, (), self._limits.bound)
-        return self.tally
+        points = self._points(machine, history, 0)
+        chunks = [points[at : at + CHUNK] for at in range(0, len(points), CHUNK)]
+
+        def part(chunk: list[int]) -> Tally:
+            self.tally = Tally()
+            self._explore(machine, history, (), self._limits.bound, chunk)
+            return self.tally
+
+        total = Tally()
+        for tally in spread(part, chunks if jobs > 1 else [points], jobs):
+            total.add(tally)
+        return total
 
     def _explore(
         self, machine: SimulatedMachine, history: History, path: tuple[tuple[int, int], ...],
-        bound: int,
+        bound: int, points: list[int],
     ) -> None:  # fmt: skip
         depth = len(path)
         only = self._limits.only[depth] if depth < len(self._limits.only) else None
         disk = Disk(machine)
-        for at in [only[0]] if only else self._points(machine, history, depth):
+        for at in [only[0]] if only else points:
             disk.advance(at)
             known = history.until(at)
+            version = (path, history.version(at))
             self.tally.points += not path
             for killed, state in self._states(disk, path, bound):
                 if only is not None and state.number != only[1]:
                     continue
                 if self.done() or len(self.tally.violations) >= self._limits.violations:
                     return
-                self._judge(machine, known, state, (*path, (at, state.number)), killed=killed)
+                here = (*path, (at, state.number))
+                self._judge(machine, known, version, state, here, killed=killed)
 
     def _points(self, machine: SimulatedMachine, history: History, depth: int) -> list[int]:
         """The operations before which to cut: all, or a choice with many right after a promise."""
@@ -159,31 +186,38 @@ class Explorer:
         for state in disk.crash_states(Random(name), bound):
             yield False, state
         for state in disk.killed_states(Random(name), 4):
-            yield True, replace(state, number=1000 + state.number)
+            yield True, replace(state, number=KILLED + state.number)
 
     def _judge(
-        self, machine: SimulatedMachine, known: History, state: CrashState,
+        self, machine: SimulatedMachine, known: History, version: object, state: CrashState,
         path: tuple[tuple[int, int], ...], *, killed: bool,
     ) -> None:  # fmt: skip
         self.tally.states += 1
         self.tally.second += len(path) > 1
-        digest = state.image.digest() + (b"k%d" if killed else b"p%d") % len(path)
-        opening = self._opened.get(digest)
-        fresh = opening is None
+        whole = killed or state.title.startswith(EVERYTHING)
+        digest = state.image.digest(derived=whole) + b"%d%d%d" % (whole, killed, len(path))
+        replayed = len(path) < len(self._limits.only)
+        opening = None if replayed else self._opened.pop(digest, None)
+        again = False
         if opening is None:
-            opening = self._probe(state.machine())
+            again = replayed or (len(path) < self._limits.depth and self._chosen(path))
+            opening = self._probe(state.machine(recorded=again))
             self.tally.openings += 1
-            self._opened[digest] = opening
+        self._opened[digest] = replace(opening, machine=None)
+        if len(self._opened) > REMEMBERED:
+            del self._opened[next(iter(self._opened))]
+        if (digest, version) in self._sound:
+            return
         verdicts = verdicts_of(known, opening, killed=killed)
         if verdicts:
             operations = around(machine.ops, path[-1][0])
             self.tally.violations.append(Violation(path, state.title, tuple(verdicts), operations))
             return
-        wanted = len(path) < max(self._limits.depth, len(self._limits.only))
-        replayed = len(path) < len(self._limits.only)
-        if wanted and (replayed or (fresh and self._chosen(path))):
-            later = after(known, opening)
-            self._explore(opening.machine, later, path, self._limits.within)
+        self._sound.add((digest, version))
+        if again and opening.machine is not None:
+            later, inside = after(known, opening), opening.machine
+            points = self._points(inside, later, len(path))
+            self._explore(inside, later, path, self._limits.within, points)
 
     def _chosen(self, path: tuple[tuple[int, int], ...]) -> bool:
         return Random(f"{self._seed}/again/{path}").random() < self._limits.again

@@ -23,8 +23,12 @@ from dataclasses import asdict
 from headrace.testing import capture_faults, chaos, log_faults, slice_faults, views_faults
 from headrace.testing.crashes import Round, one_round, replay
 from headrace.testing.explore import Limits, Tally
+from headrace.testing.jobs import EVERY_PROCESSOR
 from headrace.testing.powercut import EVERY
 from headrace.testing.workloads import WORKLOADS
+
+ALL_AGAIN = 0.005
+"""The share of openings within which `--all` cuts the power again: they are very many."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--write", metavar="FILE", help="put the table into this file (docs/faults.md)"
     )
     bugs.add_argument("--json", action="store_true", help="the table as one JSON object")
+    for parallel in (log, bugs):
+        parallel.add_argument(
+            "--jobs", type=int, default=EVERY_PROCESSOR, help="processes (default: one a processor)"
+        )
     views = commands.add_parser("views", help="random views, crashes of drivers, the bank")
     views_faults.add_arguments(views)
     capture = commands.add_parser("capture", help="captures of PostgreSQL, and what kills them")
@@ -100,14 +108,18 @@ def _rounds(chosen: argparse.Namespace) -> list[Round]:
     deadline = time.monotonic() + 60 * chosen.minutes
     names = [chosen.workload] if chosen.workload else list(WORKLOADS)
     if chosen.all:
-        every = Limits(bound=EVERY, violations=3)
-        return [_progress(one_round(name, chosen.seed, every), 0.0) for name in names]
+        every = Limits(bound=EVERY, violations=3, again=ALL_AGAIN)
+        return [
+            _progress(one_round(name, chosen.seed, every, jobs=chosen.jobs), 0.0) for name in names
+        ]
     limits = Limits(bound=chosen.bound, points=24, violations=3)
     rounds: list[Round] = []
     seed = chosen.seed
     while not rounds or time.monotonic() < deadline:
         for name in names:
-            one = one_round(name, seed, limits, lambda: time.monotonic() > deadline)
+            one = one_round(
+                name, seed, limits, lambda: time.monotonic() > deadline, jobs=chosen.jobs
+            )
             rounds.append(_progress(one, deadline))
             if time.monotonic() > deadline:
                 break
@@ -145,7 +157,9 @@ def _summary(rounds: list[Round], total: Tally, reports: list[str]) -> dict[str,
 def _bugs(chosen: argparse.Namespace) -> int:
     from headrace.testing.hunt import hunt, table
 
-    found = hunt(chosen.only or "", lambda text: print(text, file=sys.stderr))
+    found = hunt(
+        chosen.only or "", lambda text: print(text, file=sys.stderr, flush=True), chosen.jobs
+    )
     if chosen.json:
         print(json.dumps([asdict(one) for one in found], indent=2))
     else:

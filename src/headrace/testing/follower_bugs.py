@@ -41,8 +41,8 @@ BUGS = [
     Bug("a view that is being built is shown", "follower", (
         (cuts, "cuts_of", "if views <= set(right)", "if True"),)),
     Bug("of the entries of a cut the oldest counts", "follower", (
-        (cuts, "added_up", "newest = ~positions.astype(np.uint64)",
-         "newest = positions.astype(np.uint64)"),)),
+        (cuts, "added_up", "newest[code] = np.arange(rows.num_rows)",
+         "newest[code[::-1]] = np.arange(rows.num_rows)[::-1]"),)),
     Bug("rows of a multiset are not added up", "follower", (
         (cuts, "added_up", "take_rows(own, order[starts[left]]), sums[left]",
          "take_rows(own, order[starts[left]]), np.sign(sums[left])"),)),

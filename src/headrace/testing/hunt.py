@@ -17,6 +17,7 @@ from headrace.testing.chaos_alone import alone
 from headrace.testing.crashes import one_round
 from headrace.testing.decay import Aged, aged, examine
 from headrace.testing.explore import Limits
+from headrace.testing.jobs import spread
 from headrace.testing.keeper_bugs import KEEPER_BUGS
 from headrace.testing.workloads import WORKLOADS
 
@@ -93,16 +94,19 @@ def _short(text: str) -> str:
     return line if len(line) <= 100 else f"{line[:97]}..."
 
 
-def hunt(only: str, say: Callable[[str], None]) -> list[Catch]:
-    """Look for all bugs whose name contains `only`."""
-    found = []
-    for bug in EVERY_BUG:
-        if only in bug.name:
-            one = catch(bug, everywhere=True)
-            by = one.caught_by or "NOT CAUGHT"
-            say(f"{one.seconds:6.1f} s  {one.bug}: {by}, {one.tries} tries: {one.says}")
-            found.append(one)
-    return found
+def hunt(only: str, say: Callable[[str], None], jobs: int = 1) -> list[Catch]:
+    """Look for all bugs whose name contains `only`, in so many processes."""
+    bugs = [bug for bug in EVERY_BUG if only in bug.name]
+    found: dict[int, Catch] = {}
+
+    def look(number: int) -> tuple[int, Catch]:
+        return number, catch(bugs[number], everywhere=True)
+
+    for number, one in spread(look, range(len(bugs)), jobs):
+        by = one.caught_by or "NOT CAUGHT"
+        say(f"{one.seconds:6.1f} s  {one.bug}: {by}, {one.tries} tries: {one.says}")
+        found[number] = one
+    return [found[number] for number in sorted(found)]
 
 
 def table(found: list[Catch]) -> str:

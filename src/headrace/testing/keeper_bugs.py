@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
-from headrace.log.embedded import archive, compaction, keeper, reader
+from headrace.log.embedded import archive, compaction, journal, keeper, orphans, reader
 from headrace.log.embedded.holds import FOREVER
 from headrace.log.embedded.keeper import Keeper, Sealing
+from headrace.log.embedded.orphans import Orphans
 from headrace.log.embedded.sealed import SealWriter, filtered
 from headrace.testing.bugs import Bug, Patch, instead, lacking, nothing
 
@@ -28,6 +30,39 @@ def _bug(
         return patches
 
     return register
+
+
+# --- orphans --------------------------------------------------------------------------------------
+
+
+@_bug("pieces of those who live are taken for orphans", "kept_meanwhile uncut")
+def _() -> list[Patch]:
+    return [
+        instead(orphans, "_living", lambda _: ()),
+        mock.patch.object(orphans, "PATIENCE_SECONDS", 0.0),
+    ]
+
+
+@_bug("an entry names a piece without a look whether it is there", "hands_over uncut")
+def _() -> list[Patch]:
+    return [instead(journal, "must_be_there", lambda *_: 0)]
+
+
+@_bug("an orphan is looked for before everybody else has to wait", "hands_over uncut")
+def _() -> list[Patch]:
+    """Names that come between the look and the removal are not seen."""
+    original = Orphans._look
+
+    def look(self: Any, log: Any, end: int) -> None:
+        if not log.append_lock._threads.locked():
+            original(self, log, end)
+
+    return [instead(Orphans, "_look", look)]
+
+
+@_bug("pieces that are named are taken for orphans", "large")
+def _() -> list[Patch]:
+    return [instead(Orphans, "_names", lambda *_: iter(()))]
 
 
 # --- sealing --------------------------------------------------------------------------------------
@@ -166,8 +201,8 @@ def _() -> list[Patch]:
 def _() -> list[Patch]:
     original = compaction.compacted
 
-    def compacted(journal: Any, topic: Any, files: Any, now: int, go_on: Any) -> Any:
-        return original(journal, topic, files, now + (1 << 55), go_on)
+    def compacted(of: Any, topic: Any, files: Any, now: int, go_on: Any) -> Any:
+        return original(of, topic, files, now + (1 << 55), go_on)
 
     return [instead(keeper, "compacted", compacted)]
 
@@ -177,9 +212,9 @@ def _() -> list[Patch]:
     """Of a key that is gone, the row before stays instead."""
     original = compaction._kept
 
-    def kept(journal: Any, topic: Any, *given: Any) -> Any:
+    def kept(of: Any, topic: Any, *given: Any) -> Any:
         later = replace(topic, policy=replace(topic.policy, grace_seconds=-1e9))
-        keep, older = original(journal, topic, *given), original(journal, later, *given)
+        keep, older = original(of, topic, *given), original(of, later, *given)
         gone = np.flatnonzero(keep & ~older)
         keep[gone] = False
         keep[np.maximum(gone - 1, 0)] = True

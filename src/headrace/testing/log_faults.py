@@ -4,33 +4,33 @@
 ./run faults cuts --count 1000 --seed 7          copies of a mounted image under load
 ./run faults damage --count 100000 --seed 7      the corruptor, log after log
 
-Each prints one JSON object; 0 when nothing was found. What they can and cannot catch is said where
-the parts are: `real`, `image`, `decay`.
+Each prints one JSON object; 0 when nothing was found. Rounds, of a log each, run beside each other
+(`--jobs`). What they can and cannot catch is said where the parts are: `real`, `image`, `decay`.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
-from headrace.testing.image import make_image, mounted, run, why_not
+from headrace.testing.image import in_memory, make_image, mounted, run, why_not
+from headrace.testing.jobs import EVERY_PROCESSOR, spread
 from headrace.testing.nursery import Nursery
 from headrace.testing.promises import TAKEN, History
 from headrace.testing.real import SMALL, Rebooted, account, history_from, prepare
 
-ROUND = 25
-"""Kills or cuts until a new log is begun: judging reads all of it."""
+ROUND = {"kills": 25, "cuts": 25, "damage": 500}
+"""Faults until a new log is begun: judging reads all of it."""
 
 
 def add_commands(commands: Any) -> None:
@@ -43,23 +43,58 @@ def add_commands(commands: Any) -> None:
         parser = commands.add_parser(name, help=text)
         parser.add_argument("--seed", type=int, default=1, help="the first seed (default 1)")
         parser.add_argument("--count", type=int, default=count, help=f"(default {count})")
+        parser.add_argument(
+            "--jobs",
+            type=int,
+            default=EVERY_PROCESSOR,
+            help="processes (default: one a processor)",
+        )
         parser.set_defaults(run=main)
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Run one of them."""
-    started = time.monotonic()
-    found = {"kills": kills, "cuts": cuts, "damage": decay}[chosen.command](
-        chosen.count, chosen.seed, lambda text: print(text, file=sys.stderr, flush=True)
-    )
-    if isinstance(found, str):
-        print(f"skipped: {found}", file=sys.stderr)
+    """Run one of them: rounds, spread over processes."""
+    if chosen.command == "cuts" and why_not():
+        print(f"skipped: {why_not()}", file=sys.stderr)
         return 2
-    print(json.dumps({**found, "seconds": round(time.monotonic() - started)}))
-    return 1 if found["wrong"] else 0
+    started = time.monotonic()
+    work = {"kills": kills, "cuts": cuts, "damage": decay}[chosen.command]
+    rounds = [
+        Round(chosen.seed, number, min(ROUND[chosen.command], chosen.count - first))
+        for number, first in enumerate(range(0, chosen.count, ROUND[chosen.command]))
+    ]
+    total: Counter[str] = Counter()
+    wrong: list[str] = []
+    for counted, found in spread(work, rounds, chosen.jobs):
+        total.update(counted)
+        wrong += found
+        print(f"{dict(total)}, {len(wrong)} wrong", file=sys.stderr, flush=True)
+    seconds = round(time.monotonic() - started)
+    told = {**total, "seed": chosen.seed, "seconds": seconds, "wrong": wrong[:20]}
+    print(json.dumps(told))
+    return 1 if wrong else 0
 
 
-Say = Callable[[str], None]
+class Round(NamedTuple):
+    """So many faults to one log; seed and number say which."""
+
+    seed: int
+    number: int
+    faults: int
+
+    def rng(self, kind: str) -> Random:
+        """The dice of a round."""
+        return Random(f"{kind}/{self.seed}/{self.number}")
+
+
+Found = tuple[Counter[str], list[str]]
+"""What was done, counted, and what was wrong."""
+
+
+@functools.cache
+def _nursery() -> Nursery:
+    """One a process; its children end with it."""
+    return Nursery("headrace.testing.worker", "pandas")
 
 
 class _Crowd:
@@ -87,6 +122,13 @@ class _Crowd:
     def send(self, number: int) -> None:
         for pid in (*self.writers, *self.others):
             self._nursery.send(pid, number)
+
+    def stop(self) -> None:
+        """Stop them all; who is inside a system call finishes it first."""
+        self.send(signal.SIGSTOP)
+        for pid in (*self.writers, *self.others):
+            while self._nursery.alive(pid) and not _stopped(pid):
+                time.sleep(0.001)
 
     def kill(self, pid: int) -> None:
         self._nursery.send(pid, signal.SIGKILL)
@@ -117,123 +159,104 @@ class _Crowd:
                 time.sleep(0.005)
 
 
-def _rounds(count: int) -> Iterator[int]:
-    for first in range(0, count, ROUND):
-        yield min(ROUND, count - first)
+def _stopped(pid: int) -> bool:
+    """Whether all threads of a process stand still, as the kernel says."""
+    states = (file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/stat"))
+    return all(text.rpartition(")")[2].split()[0] == "T" for text in states)
 
 
-def kills(count: int, seed: int, say: Say) -> dict[str, Any]:
-    """Kill writers, followers and keepers at random; every log is judged at the end of its time."""
-    rng = Random(f"kills/{seed}")
-    total: Counter[str] = Counter()
-    wrong: list[str] = []
-    with (
-        Nursery("headrace.testing.worker", "pandas") as nursery,
-        tempfile.TemporaryDirectory() as place,
-    ):
-        for number, mine in enumerate(_rounds(count)):
-            folder, out = Path(place, f"log{number}"), Path(place, f"out{number}")
-            out.mkdir()
-            prepare(str(folder))
-            durability = rng.choice(("fsync", "fsync", "os"))
-            with _Crowd(nursery, str(folder), out) as crowd:
-                tasks = {crowd.start(task): task for task in ("follow", "keep")}
-                for _ in range(3):
+def kills(one: Round) -> Found:
+    """Kill writers, followers and keepers at random; the log is judged at the end of its time."""
+    rng = one.rng("kills")
+    with tempfile.TemporaryDirectory() as place:
+        folder, out = Path(place, "log"), Path(place, "out")
+        out.mkdir()
+        prepare(str(folder))
+        durability = rng.choice(("fsync", "fsync", "os"))
+        with _Crowd(_nursery(), str(folder), out) as crowd:
+            tasks = {crowd.start(task): task for task in ("follow", "keep")}
+            for _ in range(3):
+                crowd.start("append", durability=durability)
+            for _ in range(one.faults):
+                time.sleep(rng.random() * 0.15)
+                if rng.random() < 0.2:
+                    other = rng.choice(list(crowd.others))
+                    crowd.kill(other)
+                    tasks[crowd.start(tasks[other])] = tasks[other]
+                else:
+                    victim = rng.choice(list(crowd.writers))
+                    if rng.random() < 0.8:  # the others die while they open the log
+                        crowd.taking(victim)
+                    crowd.kill(victim)
                     crowd.start("append", durability=durability)
-                for _ in range(mine):
-                    time.sleep(rng.random() * 0.15)
-                    if rng.random() < 0.2:
-                        other = rng.choice(list(crowd.others))
-                        crowd.kill(other)
-                        tasks[crowd.start(tasks[other])] = tasks[other]
-                    else:
-                        victim = rng.choice(list(crowd.writers))
-                        if rng.random() < 0.8:  # the others die while they open the log
-                            crowd.taking(victim)
-                        crowd.kill(victim)
-                        crowd.start("append", durability=durability)
-                crowd.taking()
-            history = crowd.history(durable=durability == "fsync")
-            wrong += [f"round {number}: {text}" for text in account(str(folder), history)]
-            total.update(kills=mine, logs=1)
-            _count(total, history)
-            shutil.rmtree(folder)
-            say(f"{total['kills']} kills, {total['acknowledged']} acknowledged, {len(wrong)} wrong")
-    return {**total, "seed": seed, "wrong": wrong[:20]}
+            crowd.taking()
+        history = crowd.history(durable=durability == "fsync")
+        wrong = [f"round {one.number}: {text}" for text in account(str(folder), history)]
+        return _counted(history, kills=one.faults), wrong
 
 
-def cuts(count: int, seed: int, say: Say) -> dict[str, Any] | str:
-    """Cut the power again and again: what is on the image then is what would be left."""
-    if why_not():
-        return why_not()
-    rng = Random(f"cuts/{seed}")
-    total: Counter[str] = Counter()
+def cuts(one: Round) -> Found:
+    """Cut the power again and again: what is on the image then is what would be left.
+
+    The image is in memory: what of it a disk would have is not changed by that, for a sync of the
+    mounted filesystem writes to the image, and nothing else does.
+    """
+    rng = one.rng("cuts")
     wrong: list[str] = []
-    with (
-        Nursery("headrace.testing.worker", "pandas") as nursery,
-        tempfile.TemporaryDirectory() as place,
-    ):
-        for number, mine in enumerate(_rounds(count)):
-            image, out = make_image(Path(place, "disk.img")), Path(place, f"out{number}")
-            out.mkdir()
-            durability = rng.choice(("fsync", "fsync", "os"))
-            with mounted(image, Path(place, "disk")) as disk:
-                folder = disk / "data"
-                prepare(str(folder))
-                subprocess.run(["sync", "-f", str(folder)], check=True)  # the folder itself, once
-                with _Crowd(nursery, str(folder), out) as crowd:
-                    crowd.start("follow", durability=durability)
-                    crowd.start("keep")
-                    for _ in range(2):
-                        crowd.start("append", durability=durability)
-                    crowd.taking()
-                    for _ in range(mine):
-                        time.sleep(rng.random() * 0.1)
-                        crowd.send(signal.SIGSTOP)
-                        time.sleep(0.02)  # whoever is inside a system call finishes it
-                        history = crowd.history(durable=durability == "fsync")
-                        run("cp", "--sparse=always", str(image), str(Path(place, "copy.img")))
-                        with mounted(Path(place, "copy.img"), Path(place, "after")) as after:
-                            found = account(str(after / "data"), history, system=Rebooted())
-                        wrong += [f"round {number}: {text}" for text in found]
-                        total.update(cuts=1)
-                        crowd.send(signal.SIGCONT)
-            total.update(logs=1)
-            _count(total, history)
-            say(f"{total['cuts']} cuts, {total['acknowledged']} acknowledged, {len(wrong)} wrong")
-    return {**total, "seed": seed, "wrong": wrong[:20]}
+    with tempfile.TemporaryDirectory() as place, in_memory(Path(place, "memory"), 256) as memory:
+        image, copy = make_image(memory / "disk.img", 32), memory / "copy.img"
+        out = Path(place, "out")
+        out.mkdir()
+        durability = rng.choice(("fsync", "fsync", "os"))
+        with mounted(image, Path(place, "disk")) as disk:
+            folder = disk / "data"
+            prepare(str(folder))
+            subprocess.run(["sync", "-f", str(folder)], check=True)  # the folder itself, once
+            with _Crowd(_nursery(), str(folder), out) as crowd:
+                crowd.start("follow", durability=durability)
+                crowd.start("keep")
+                for _ in range(2):
+                    crowd.start("append", durability=durability)
+                crowd.taking()
+                for _ in range(one.faults):
+                    time.sleep(rng.random() * 0.1)
+                    crowd.stop()
+                    history = crowd.history(durable=durability == "fsync")
+                    run("cp", "--sparse=always", str(image), str(copy))
+                    crowd.send(signal.SIGCONT)
+                    with mounted(copy, Path(place, "after")) as after:
+                        found = account(str(after / "data"), history, system=Rebooted())
+                    wrong += [f"round {one.number}: {text}" for text in found]
+    return _counted(history, cuts=one.faults), wrong
 
 
-def _count(total: Counter[str], history: History) -> None:
-    taken = sum(attempt.outcome == TAKEN for attempt in history.attempts)
-    total.update(
-        appends=len(history.attempts), acknowledged=taken,
+def _counted(history: History, **faults: int) -> Counter[str]:
+    return Counter(
+        logs=1,
+        appends=len(history.attempts),
+        acknowledged=sum(attempt.outcome == TAKEN for attempt in history.attempts),
         rows_read=sum(len(shown.rows) for shown in history.shown),
-    )  # fmt: skip
+        **faults,
+    )
 
 
-def decay(count: int, seed: int, say: Say) -> dict[str, Any]:
-    """Spoil log after log, each file of each in every way, until there were so many damages."""
+def decay(one: Round) -> Found:
+    """Spoil a log, a choice of all ways to spoil each of its files."""
     from headrace.testing.decay import aged, examine
 
-    noticed: Counter[str] = Counter()
-    files: Counter[str] = Counter()
+    counted: Counter[str] = Counter()
     wrong: list[str] = []
-    tried = logs = 0
-    while tried < count:
-        log = aged(seed + logs, (1, 2))
-        for damage in log.damages(Random(seed + logs), 4):
+    rng = one.rng("damage")
+    while counted["damages"] < one.faults:
+        seed = rng.randrange(1, 1 << 30)
+        log = aged(seed, (1, 2))
+        every = list(log.damages(rng, 4))
+        counted["logs"] += 1
+        for damage in rng.sample(every, min(len(every), one.faults - counted["damages"])):
             how, what = examine(log, damage)
-            tried += 1
-            noticed[how or "silent"] += 1
-            files[damage.file.partition("/")[0]] += 1
+            counted["damages"] += 1
+            counted[f"noticed: {how}" if how else "silent"] += 1
+            counted[f"of {damage.file.partition('/')[0]}"] += 1
             if what:
-                wrong.append(f"seed {seed + logs}: {damage}: {how or 'SILENT'}: {what}")
-            if tried == count:
-                break
-        logs += 1
-        say(f"{tried} damages to {logs} logs, {dict(noticed)}, {len(wrong)} wrong")
-    return {
-        "damages": tried, "logs": logs, "noticed": noticed, "files": files, "seed": seed,
-        "wrong": wrong[:20],
-    }  # fmt: skip
+                wrong.append(f"log {seed}: {damage}: {how or 'SILENT'}: {what}")
+    return counted, wrong

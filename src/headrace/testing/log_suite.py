@@ -5,7 +5,8 @@
 
 `open_log` gives a handle of the same, empty log each time: two of them are two processes as far as
 the log can tell. A check raises `AssertionError`. Positions are only asked to increase, since those
-of Kafka are not dense. What it cannot see: what a crash leaves (`powercut`, `schedule`), damage,
+of Kafka are not dense. What is promised to consumer groups: `group_suite.GROUP_CHECKS`, in the same
+way. What it cannot see: what a crash leaves (`powercut`, `schedule`), damage,
 and anything in the files of one kind of log.
 """
 

@@ -11,6 +11,8 @@ SECTOR = 512
 """What a disk writes whole or not at all."""
 PAGE = 4096
 """What the page cache writes back at once."""
+DERIVED = frozenset(("live", "locks"))
+"""Folders whose files hold nothing that is promised: shared memory and locks."""
 
 EFFECTS = frozenset(
     (
@@ -69,15 +71,22 @@ class Image:
     folders: frozenset[str] = frozenset("/")
     files: Mapping[str, tuple[int, bytes]] = field(default_factory=dict)
 
-    def digest(self) -> bytes:
-        """Equal for equal content; file numbers do not count."""
+    def digest(self, *, derived: bool = True) -> bytes:
+        """Equal for equal content; file numbers do not count, nor, if so asked, derived files."""
         total = xxhash.xxh3_128()
         for folder in sorted(self.folders):
             total.update(folder.encode() + b"/\0")
         for path in sorted(self.files):
+            if not derived and is_derived(path):
+                continue
             content = self.files[path][1]
             total.update(path.encode() + b"\0" + xxhash.xxh3_128_digest(content))
         return total.digest()
+
+
+def is_derived(path: str) -> bool:
+    """Whether a file holds nothing that is promised."""
+    return parent(path).rpartition("/")[2] in DERIVED
 
 
 def parent(path: str) -> str:

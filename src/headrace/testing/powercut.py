@@ -21,15 +21,26 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from headrace.testing.disk import SimulatedMachine
-from headrace.testing.oplog import EFFECTS, PAGE, SECTOR, Image, Op, parent, sectors
+from headrace.testing.oplog import (
+    EFFECTS,
+    PAGE,
+    SECTOR,
+    Image,
+    Op,
+    is_derived,
+    parent,
+    sectors,
+)
 
 EVERYTHING = "everything"
 EVERY = 1 << 20
-"""A bound that leaves nothing out; few atoms then give every subset of themselves."""
+"""A bound that leaves nothing out."""
+SUBSETS = 10
+"""So few atoms give every subset of themselves then."""
 _NAMES = ("link", "unlink", "rename", "mkdir")
 
 
@@ -89,9 +100,10 @@ class CrashState:
     generation: int = 1
     """How many crashes it has behind it."""
 
-    def machine(self) -> SimulatedMachine:
-        """A machine that starts with this disk."""
+    def machine(self, *, recorded: bool = True) -> SimulatedMachine:
+        """A machine that starts with this disk; see there for `recorded`."""
         machine = SimulatedMachine(self.image, boot=self.boot, clock_us=self.clock_us)
+        machine.recorded = recorded
         machine.generation = self.generation
         return machine
 
@@ -250,82 +262,44 @@ class Disk:
                 number += 1
 
     def plans(self, rng: Random, bound: int) -> list[Plan]:
-        """The plans of `crash_states`: nothing and everything first, then a choice of the rest."""
+        """The plans of `crash_states`: nothing and everything first, then a choice of the rest.
+
+        The rest is about the atoms of files that hold something; of the others (`DERIVED`) each
+        plan has all, none or some.
+        """
         every = frozenset(atom.number for atom in self.atoms)
+        core = [atom for atom in self.atoms if not is_derived(atom.path)]
         first = [Plan("nothing un-synced", frozenset()), Plan(EVERYTHING, every)]
-        rest = list(self._ordered()) + list(self._torn(rng)) + list(self._metadata())
+        rest = [*_ordered(core), *_torn(core, rng), *_metadata(core)]
         room = max(0, bound - len(first))
         if len(rest) > room:
             rest = rng.sample(rest, (room * 3 + 3) // 4)
-        if bound >= EVERY and len(self.atoms) <= 8:
+        if bound >= EVERY and len(core) <= SUBSETS:
+            numbers = [atom.number for atom in core]
             rest += [
-                Plan(f"{size} of {len(every)}", frozenset(some))
-                for size in range(len(every))
-                for some in itertools.combinations(sorted(every), size)
+                Plan(f"{size} of {len(core)}", frozenset(some))
+                for size in range(len(core) + 1)
+                for some in itertools.combinations(numbers, size)
             ]
-        if self.atoms:
-            more = min(room - len(rest), 8 * len(self.atoms))
-            rest += [self._random(rng) for _ in range(more)]
-        plans, seen = [], set()
-        for plan in first[: bound or 1] + rest:
+        if core:
+            more = min(room - len(rest), 8 * len(core))
+            rest += [_random(core, rng) for _ in range(more)]
+        plans, seen = first[: bound or 1], set()
+        for plan in rest:
             key = (plan.kept, repr(sorted(plan.torn.items())), repr(plan.short), plan.garbage)
             if key not in seen:
                 seen.add(key)
-                plans.append(plan)
+                plans.append(replace(plan, kept=plan.kept | self._derived(rng)))
+        if len(core) < len(self.atoms) and len(plans) < bound:
+            some = frozenset(atom.number for atom in core) | self._derived(rng, "some")
+            plans.append(Plan(f"{EVERYTHING} but derived files", some))
         return plans
 
-    def _ordered(self) -> Iterator[Plan]:
-        every = [atom.number for atom in self.atoms]
-        for end in range(1, len(every)):
-            yield Plan(f"the first {end} of {len(every)}", frozenset(every[:end]))
-        for atom in self.atoms:
-            one = frozenset((atom.number,))
-            yield Plan(f"only {atom}", one)
-            yield Plan(f"all but {atom}", frozenset(every) - one)
-
-    def _torn(self, rng: Random) -> Iterator[Plan]:
-        every = frozenset(atom.number for atom in self.atoms)
-        names = frozenset(atom.number for atom in self.atoms if atom.kind != "data")
-        for atom in self.atoms:
-            if atom.kind != "data":
-                continue
-            before = names | {other for other in every if other <= atom.number}
-            for title, kept in _tears(atom, rng):
-                torn = {atom.number: kept}
-                yield Plan(f"{atom} torn, {title}", before, torn)
-                yield Plan(f"{atom} torn, {title}, later ones whole", every, torn)
-
-    def _metadata(self) -> Iterator[Plan]:
-        names = frozenset(atom.number for atom in self.atoms if atom.kind in _NAMES)
-        lengths = frozenset(atom.number for atom in self.atoms if atom.kind == "size")
-        every = frozenset(atom.number for atom in self.atoms)
-        yield Plan("names only", names)
-        yield Plan("names and lengths, no data", names | lengths)
-        yield Plan("data and lengths, no names", every - names)
-        yield Plan("names and data, no lengths", every - lengths)
-        for seed in (1, 2):
-            yield Plan("names and lengths, garbage for data", names | lengths, garbage=seed)
-        for atom in self.atoms:
-            if atom.kind == "size" and atom.size > PAGE:
-                half = atom.size // 2 // PAGE * PAGE
-                yield Plan(f"{atom} only half", every, short={atom.number: half})
-                yield Plan(f"{atom} but a byte", every, short={atom.number: atom.size - 1})
-        for atom in self.atoms:
-            if atom.kind in _NAMES:
-                later = frozenset(number for number in names if number > atom.number)
-                yield Plan(f"{atom} lost", every - {atom.number})
-                yield Plan(f"{atom} and later names lost", every - later - {atom.number})
-
-    def _random(self, rng: Random) -> Plan:
-        share = rng.choice((0.2, 0.5, 0.8, 0.95))
-        kept = frozenset(atom.number for atom in self.atoms if rng.random() < share)
-        torn = {}
-        for atom in self.atoms:
-            if atom.kind == "data" and rng.random() < 0.3:
-                touched = sectors(atom.offset, len(atom.data))
-                torn[atom.number] = frozenset(s for s in touched if rng.random() < share)
-        garbage = rng.randrange(1, 1000) if rng.random() < 0.1 else None
-        return Plan("a random choice", kept, torn, garbage=garbage)
+    def _derived(self, rng: Random, which: str = "") -> frozenset[int]:
+        """The atoms of derived files that are there: all, none or some."""
+        share = {"all": 1.0, "none": 0.0, "some": 0.5}[which or rng.choice(("all", "none", "some"))]
+        derived = [atom.number for atom in self.atoms if is_derived(atom.path)]
+        return frozenset(number for number in derived if rng.random() < share)
 
     def _state(self, number: int, plan: Plan, stores: str, rng: Random) -> CrashState:
         image = self.image(plan, None if stores == "all" else rng if stores == "some" else False)
@@ -400,6 +374,63 @@ class Disk:
                 content[coming.offset : coming.offset + cut] = coming.data[:cut]
             files[path] = (number, bytes(content))
         return Image(frozenset(self._cached_folders), files)
+
+
+def _ordered(atoms: list[Atom]) -> Iterator[Plan]:
+    every = [atom.number for atom in atoms]
+    for end in range(1, len(every)):
+        yield Plan(f"the first {end} of {len(every)}", frozenset(every[:end]))
+    for atom in atoms:
+        one = frozenset((atom.number,))
+        yield Plan(f"only {atom}", one)
+        yield Plan(f"all but {atom}", frozenset(every) - one)
+
+
+def _torn(atoms: list[Atom], rng: Random) -> Iterator[Plan]:
+    every = frozenset(atom.number for atom in atoms)
+    names = frozenset(atom.number for atom in atoms if atom.kind != "data")
+    for atom in atoms:
+        if atom.kind != "data":
+            continue
+        before = names | {other for other in every if other <= atom.number}
+        for title, kept in _tears(atom, rng):
+            torn = {atom.number: kept}
+            yield Plan(f"{atom} torn, {title}", before, torn)
+            yield Plan(f"{atom} torn, {title}, later ones whole", every, torn)
+
+
+def _metadata(atoms: list[Atom]) -> Iterator[Plan]:
+    names = frozenset(atom.number for atom in atoms if atom.kind in _NAMES)
+    lengths = frozenset(atom.number for atom in atoms if atom.kind == "size")
+    every = frozenset(atom.number for atom in atoms)
+    yield Plan("names only", names)
+    yield Plan("names and lengths, no data", names | lengths)
+    yield Plan("data and lengths, no names", every - names)
+    yield Plan("names and data, no lengths", every - lengths)
+    for seed in (1, 2):
+        yield Plan("names and lengths, garbage for data", names | lengths, garbage=seed)
+    for atom in atoms:
+        if atom.kind == "size" and atom.size > PAGE:
+            half = atom.size // 2 // PAGE * PAGE
+            yield Plan(f"{atom} only half", every, short={atom.number: half})
+            yield Plan(f"{atom} but a byte", every, short={atom.number: atom.size - 1})
+    for atom in atoms:
+        if atom.kind in _NAMES:
+            later = frozenset(number for number in names if number > atom.number)
+            yield Plan(f"{atom} lost", every - {atom.number})
+            yield Plan(f"{atom} and later names lost", every - later - {atom.number})
+
+
+def _random(atoms: list[Atom], rng: Random) -> Plan:
+    share = rng.choice((0.2, 0.5, 0.8, 0.95))
+    kept = frozenset(atom.number for atom in atoms if rng.random() < share)
+    torn = {}
+    for atom in atoms:
+        if atom.kind == "data" and rng.random() < 0.3:
+            touched = sectors(atom.offset, len(atom.data))
+            torn[atom.number] = frozenset(s for s in touched if rng.random() < share)
+    garbage = rng.randrange(1, 1000) if rng.random() < 0.1 else None
+    return Plan("a random choice", kept, torn, garbage=garbage)
 
 
 def _news(data: bytes, cache: bytearray, offset: int) -> bytes:

@@ -121,6 +121,14 @@ class History:
         shown = [shown for shown in self.shown if shown.now <= now]
         return History(attempts, shown, self.counters)
 
+    def version(self, now: int) -> tuple[int, int, int]:
+        """Equal for two moments between which nothing began, ended or was shown."""
+        return (
+            sum(attempt.started <= now for attempt in self.attempts),
+            sum(0 <= attempt.ended <= now for attempt in self.attempts),
+            sum(shown.now <= now for shown in self.shown),
+        )
+
     def branch(self) -> History:
         """A history that goes on from here without changing this one: nobody lives any more.
 

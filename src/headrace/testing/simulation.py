@@ -19,7 +19,8 @@ from typing import Any
 from headrace import errors
 from headrace.log.embedded.check import check
 from headrace.log.embedded.log import EmbeddedLog
-from headrace.model.policy import DEFAULTS
+from headrace.log.embedded.orphans import PATIENCE_SECONDS
+from headrace.model.policy import Policy
 from headrace.model.records import Batch, Receipt
 from headrace.settings import LogSettings
 from headrace.testing.disk import SimulatedMachine, SimulatedProcess
@@ -189,12 +190,17 @@ def rows_of(batch: Batch) -> tuple[list[Row], dict[int, int]]:
 def content_of(log: EmbeddedLog, into: Content | None = None) -> Content:
     """Everything that a log shows; `into` is filled as far as it can be read."""
     content = into or Content([], {}, 0)
-    content.topics = tuple(t.name for t in log.topics() if t.policy == DEFAULTS)
+    content.topics = tuple(t.name for t in log.topics() if _keeps_all(t.policy))
     content.upper = log.position
     for batch in log.read(content.topics) if content.topics else ():
         take(batch, content)
     content.counters = {name: log.counter(name) for name in COUNTERS}
     return content
+
+
+def _keeps_all(policy: Policy) -> bool:
+    limited = policy.retention_seconds is not None or policy.retention_bytes is not None
+    return not policy.compact and (not limited or policy.archive is not None)
 
 
 def agreeing(log: EmbeddedLog) -> None:
@@ -307,16 +313,22 @@ def _probe(run: Run, opening: Opening) -> None:
     process.kill()
     again = run.open()
     opening.final.append((len(machine.ops), content_of(again)))
-    if any(name.startswith(f"{FOLDER}/sealed/") for name in machine.names):  # somebody keeps it
+    kept = (f"{FOLDER}/sealed/", f"{FOLDER}/pieces/")
+    if any(name.startswith(kept) for name in machine.names):  # somebody keeps it
         keeper = again.keeper()
         for _ in range(2):
             keeper.turn(close=True)
+            machine.clock_us += round(2e6 * PATIENCE_SECONDS)
         opening.final.append((len(machine.ops), content_of(again)))
         agreeing(again)
-    _must_be_sound(machine.process(), "after all")
+    left = [name for name in _must_be_sound(machine.process(), "after all") if "piece" in name]
+    if left:
+        raise AssertionError(f"pieces that nobody will ever name: {left}")
 
 
-def _must_be_sound(process: SimulatedProcess, when: str) -> None:
+def _must_be_sound(process: SimulatedProcess, when: str) -> list[str]:
+    """What no entry names, if nothing else is wrong."""
     report = check(process, FOLDER)
     if not report.ok:
         raise AssertionError(f"check {when}: {report.problems[0].render()}")
+    return report.orphans

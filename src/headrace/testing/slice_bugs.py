@@ -59,8 +59,8 @@ BUGS = [
     Bug("what is beyond a cut is dropped", "stepped", (
         (cuts.Feed, "through", "self._held.extendleft(reversed(later))", "pass"),)),
     Bug("of several entries the oldest row of a key is taken", "stepped", (
-        (cuts, "added_up", "newest = ~positions.astype(np.uint64)",
-         "newest = positions.astype(np.uint64)"),)),
+        (cuts, "added_up", "newest[code] = np.arange(rows.num_rows)",
+         "newest[code[::-1]] = np.arange(rows.num_rows)[::-1]"),)),
     Bug("the cut is committed before its rows", "stepped", (
         (PostgresTarget, "apply", "refused = self._merged(changes)",
          f"self._now_at(cut, list(tables.values())); {COMMITTED}; refused = self._merged(changes)"),

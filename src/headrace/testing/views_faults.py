@@ -3,6 +3,7 @@
 ./run faults views                               10,000 cases of plain, sql, crash and race
 ./run faults views --seed 7 --cases 500          so many, others
 ./run faults views --minutes 30                  the same, by the clock
+./run faults views --jobs 2                      in two processes, which share the seeds
 ./run faults views --only sql --seed 7 --cases 1 --history 3      one case again
 ./run faults views --only bank --minutes 5       the bank: drivers, JVMs, Python workers killed
 ./run faults views --only tpch --seed 3          all 22 TPC-H queries, rows coming and going
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -37,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=1, help="the first seed (default 1)")
     parser.add_argument("--cases", type=int, help=f"how many cases (default {CASES})")
     parser.add_argument("--minutes", type=float, help="how long, instead of --cases")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side (default 1)")
+    parser.add_argument("--step", type=int, default=1, help="every so many seeds (default 1)")
     parser.add_argument("--only", choices=PARTS, help="only this part")
     parser.add_argument("--history", type=int, help="only this history of each query")
     parser.add_argument("--write", metavar="FILE", help="put the table of bugs into this file")
@@ -96,10 +100,51 @@ def _tpch(chosen: argparse.Namespace) -> int:
 def _cases(chosen: argparse.Namespace) -> int:
     """Rounds of all parts: of four cases about one is Spark's, three are without it."""
     started = time.monotonic()
+    tally = _shared(chosen) if chosen.jobs > 1 else _alone(chosen, started)
+    seconds = time.monotonic() - started
+    if chosen.json:
+        found = asdict(tally) | {"total": tally.total, "seconds": seconds}
+        print(json.dumps(found, indent=2))
+    else:
+        for text in tally.wrong:
+            print(f"\nWRONG {text}")
+        print(f"\n{_summary(tally)}, {seconds:.0f} s")
+    return 1 if tally.wrong else 0
+
+
+def _shared(chosen: argparse.Namespace) -> Tally:
+    """The same by several processes, each with every so manieth seed."""
+    named = {name: getattr(chosen, name) for name in ("only", "minutes", "history")}
+    given = [f"--{name}={value}" for name, value in named.items() if value is not None]
+    if chosen.minutes is None:
+        given.append(f"--cases={-(-(chosen.cases or CASES) // chosen.jobs)}")
+    command = [sys.executable, "-m", "headrace.testing.faults", "views", "--json", *given]
+    processes = [
+        subprocess.Popen(
+            [*command, f"--step={chosen.jobs}", f"--seed={chosen.seed + number}"],
+            stdout=subprocess.PIPE,
+        )
+        for number in range(chosen.jobs)
+    ]
+    tally = Tally()
+    for one in processes:
+        said, _ = one.communicate()
+        if not said:
+            tally.wrong.append(f"{' '.join(map(str, one.args))} ended with {one.returncode}")
+            continue
+        found = json.loads(said)
+        tally.cases = {name: n + found["cases"][name] for name, n in tally.cases.items()}
+        tally.wrong += found["wrong"]
+        for name in ("queries", "refused", "disks"):
+            setattr(tally, name, getattr(tally, name) + found[name])
+    return tally
+
+
+def _alone(chosen: argparse.Namespace, started: float) -> Tally:
     tally = Tally()
     spark: Any = None
     if chosen.only in (None, "sql"):
-        spark = _session()
+        spark = _session(quick=True)
     deadline = started + 60 * chosen.minutes if chosen.minutes is not None else None
     goal = chosen.cases if chosen.cases is not None else CASES if deadline is None else 1 << 62
 
@@ -109,18 +154,11 @@ def _cases(chosen: argparse.Namespace) -> int:
     seed, said = chosen.seed, 0.0
     while not done():
         _round(chosen, tally, seed, spark, done)
-        seed += 1
+        seed += chosen.step
         if time.monotonic() - said > 10:
             said = time.monotonic()
             _say(f"seed {seed}: {_summary(tally)}, {said - started:.0f} s")
-    if chosen.json:
-        found = asdict(tally) | {"total": tally.total, "seconds": time.monotonic() - started}
-        print(json.dumps(found, indent=2))
-    else:
-        for text in tally.wrong:
-            print(f"\nWRONG {text}")
-        print(f"\n{_summary(tally)}, {time.monotonic() - started:.0f} s")
-    return 1 if tally.wrong else 0
+    return tally
 
 
 def _round(chosen: argparse.Namespace, tally: Tally, seed: int, spark: Any, done: Any) -> None:
@@ -171,10 +209,10 @@ def _summary(tally: Tally) -> str:
     )
 
 
-def _session() -> Any:
+def _session(*, quick: bool = False) -> Any:
     from headrace.pipelines.spark import session
 
-    return session()
+    return session(quick=quick)
 
 
 def _say(text: str) -> None:

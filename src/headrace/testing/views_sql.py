@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
-from headrace.pipelines.views.algebra import Node
+from headrace.pipelines.views.algebra import Full, Node, Template
 from headrace.pipelines.views.reading import rows_of
 from headrace.testing import algebra
 from headrace.testing.views_case import (
@@ -59,11 +59,27 @@ def read(spark: Any, views: Mapping[str, Rel]) -> dict[str, Node]:
         reads = {n: schema for n, schema in schemas.items() if _names(rel.sql, n)}
         refresh: Any = "full" if rel.full else "changes"
         node = read_definition(spark, definition_of(rel, reads), reads, name=name, refresh=refresh)
+        if isinstance(node, Full):
+            node = replace(node, compute=_Remembered(node.compute))
         found[name] = node
         schemas[name] = pa.schema(
             [f.with_name(n) for f, n in zip(node.columns, node.names, strict=True)]
         )
     return found
+
+
+class _Remembered:
+    """A whole definition that is not computed twice from the same rows: view, then reference."""
+
+    def __init__(self, compute: Template) -> None:
+        self.compute, self.inputs, self.output = compute, compute.inputs, compute.output
+        self._known: dict[Any, pa.RecordBatch] = {}
+
+    def __call__(self, *batches: pa.RecordBatch) -> pa.RecordBatch:
+        key = tuple(tuple(sorted(map(repr, algebra.rows_of(batch)))) for batch in batches)
+        if key not in self._known:
+            self._known[key] = self.compute(*batches)
+        return self._known[key]
 
 
 def definition_of(rel: Rel, reads: Iterable[str]) -> str | Callable[..., Any]:
@@ -107,11 +123,9 @@ def by_spark(
     return found
 
 
-SETTINGS = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.shuffle.partitions": "1",
-}
+JOBS = {"spark.sql.codegen.wholeStage": "false", "spark.sql.shuffle.partitions": "1"}
+"""Of all: jobs are small. What a view evaluates without a job is compiled as ever."""
+SETTINGS = {**JOBS, "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Of the batch reading: nothing is compiled for a handful of rows."""
 
 
@@ -206,7 +220,8 @@ class Trial:
     def attempt(self, case: Case, views: Mapping[str, Rel]) -> Wrong | None:
         """Drive a case; whatever it raises is wrong too."""
         try:
-            return run_case(case, lambda tables: by_spark(self.spark, views, tables))
+            with settings_of(self.spark, JOBS):
+                return run_case(case, lambda tables: by_spark(self.spark, views, tables))
         except Exception as error:  # noqa: BLE001 - whatever it is, the view is not there
             return Wrong(f"{type(error).__name__}: {error}")
 

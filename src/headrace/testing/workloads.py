@@ -11,15 +11,17 @@ import contextlib
 import errno
 from collections.abc import Callable
 from random import Random
+from unittest import mock
 
 from headrace import errors
+from headrace.log.embedded import orphans
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.writer import Writer
-from headrace.model.records import Receipt
+from headrace.model.records import Piece, Receipt
 from headrace.testing.disk import SimulatedProcess
 from headrace.testing.promises import TAKEN, Attempt
 from headrace.testing.schedule import Schedule
-from headrace.testing.simulation import SCHEMA, TOPICS, Run, agreeing
+from headrace.testing.simulation import SCHEMA, TOPICS, Run, agreeing, rows_to_write
 
 Workload = Callable[[Run], None]
 
@@ -349,10 +351,57 @@ def kept_meanwhile(run: Run) -> None:
     for task in tasks:
         if task.error is not None:
             raise task.error
+    lost = [attempt for attempt in run.history.attempts if attempt.outcome != TAKEN]
+    if lost:
+        raise AssertionError(f"an append failed, though its process lived: {lost[0]}")
     last = max(attempt.position for attempt in run.history.attempts)
     reached = tasks[1].result
     if not isinstance(reached, int) or reached < last:
         raise AssertionError(f"the follower ended at {reached}, and the log is at {last}")
+
+
+def hands_over(run: Run) -> None:
+    """Pieces published by another process than staged them, which is dead; a keeper is at work.
+
+    It has no patience with what nobody seems to want: an entry then comes too late, or in time.
+    """
+    run.make_topics(run.open())
+    schedule = Schedule(run.machine, f"schedule/{run.rng.random()}")
+    handed: list[tuple[int, Piece]] = []
+
+    def stage(process: SimulatedProcess) -> None:
+        log = run.open(process)
+        for number in (901, 902):
+            piece = log.stage("orders", rows_to_write(number, 2))
+            handed.append((number, piece))
+
+    def publish(process: SimulatedProcess) -> None:
+        log = run.open(process, durability=run.rng.choice(("fsync", "os")))
+        for _ in range(3):
+            run.append(log, {"audit": 1}, stage=True)
+            if handed:
+                number, piece = handed.pop(0)
+
+                def act(attempt: Attempt, number: int = number, piece: Piece = piece) -> Receipt:
+                    attempt.number = number
+                    return log.append("orders", piece)
+
+                run.attempt(act, {"orders": 2}, durable=log.settings.durability == "fsync")
+
+    def keep(process: SimulatedProcess) -> None:
+        keeper = run.open(process).keeper()
+        for _ in range(6):
+            keeper.turn()
+        keeper.release()
+
+    with mock.patch.object(orphans, "PATIENCE_SECONDS", 0.0):
+        tasks = [schedule.spawn(one) for one in (stage, publish, keep)]
+        schedule.kill(tasks[0], run.rng.randrange(20, 80))
+        schedule.run()
+    for task in tasks:
+        if task.error is not None:
+            raise task.error
+    run.follow(run.open(), "follower", TOPICS)
 
 
 def two_processes(run: Run) -> None:
@@ -369,7 +418,7 @@ WORKLOADS: dict[str, Workload] = {
     work.__name__: work
     for work in (
         plain, rolls, large, weak, writers, topics, sync_fails, disk_full, killed_often, chased,
-        keeps, compacts, kept_meanwhile,
+        keeps, compacts, kept_meanwhile, hands_over,
         two_processes,
         two_processes_killed,
     )

@@ -62,6 +62,17 @@ def store(system: System, folder: str, described: SealedFile, archive: str) -> N
         copy.close()
 
 
+def reachable(path: str, size: int) -> bool:
+    """Whether a file of an archive is there, as far as its size tells."""
+    try:
+        file = ArchivedFile(path)
+        found = file.size()
+        file.close()
+    except (OSError, errors.HeadraceError):
+        return False
+    return found == size
+
+
 def _at(described: SealedFile, archive: str) -> SealedFile:
     return SealedFile.from_json({**described.to_json(), "archive": archive})
 

@@ -20,7 +20,10 @@ from there, with what it has copied. If the end has not moved since, the file is
 
 **What is left out** is derived: shared memory, locks, the indexes of tables (`tables/`) and the
 state of views (`pipelines/`), which are built again; the witness, which may know more than the copy
-has; pieces and sealed files that nothing names. Files in an archive stay there, and are named.
+has; pieces and sealed files that nothing names. **Files in an archive** stay there: an archive is
+where what is old outlives the machine, and a backup that copied it would be as large as everything
+that ever was. The manifest names each of them, and a restore says which it cannot reach; where the
+archive has another address by then, it is told so, and says it in the first entry of the new log.
 
 **Again into the same folder.** Files that cannot change (all but the newest journal file, whose
 copy has its length in its name) are kept if they still have the checksum that the manifest says. A
@@ -47,25 +50,29 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from xxhash import xxh3_128
 
 from headrace import errors
 from headrace.log.embedded import live as shared
+from headrace.log.embedded.archive import reachable
 from headrace.log.embedded.checkpoint import Checkpoint
 from headrace.log.embedded.files import JournalFiles
 from headrace.log.embedded.format import CHANGES_CONTROL, ENTRY, address_of, place_of
 from headrace.log.embedded.journal import Journal
+from headrace.log.embedded.keeper import COUNTER
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.embedded.recovery import FOLDERS, FORMAT_FILE
 from headrace.log.embedded.restored import NAME as RESTORED
 from headrace.log.embedded.restored import histories
 from headrace.log.embedded.system import EVERYBODY, File, OsSystem, System, os_errors
+from headrace.model.fold import topic_counter
 
-FORMAT = 1
+FORMAT = 2
+"""1 if it names no archived files: then older programs read it too."""
 MANIFEST = "backup.json"
 STORED_FORMAT = "log.json"
 """The copy of `headrace.json`: under its own name it would make the backup look like a log."""
@@ -90,6 +97,24 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
+class Archived:
+    """A file that a backup does not hold: the log reads it from an archive."""
+
+    archive: str
+    name: str
+    size: int
+    topic: str
+    first: int
+    """The positions of its rows, from this one."""
+    through: int
+
+    @property
+    def path(self) -> str:
+        """Its address."""
+        return f"{self.archive}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
 class Backup:
     """What a backup holds, as its manifest says."""
 
@@ -101,8 +126,12 @@ class Backup:
     received_us: int
     """When the log took the entry at this position, or the last before it."""
     files: tuple[Copied, ...]
+    archived: tuple[Archived, ...] = ()
+    """Files that are not in it, and that the log needs all the same."""
     written: int = 0
     """Bytes that were copied this time; the others were there."""
+    unreachable: tuple[Archived, ...] = ()
+    """After a restore: archived files that are not where the log looks for them."""
 
     @property
     def size(self) -> int:
@@ -112,12 +141,13 @@ class Backup:
     def encode(self) -> bytes:
         """The manifest."""
         content = {
-            "format": FORMAT,
+            "format": FORMAT if self.archived else 1,
             "log": self.log,
             "history": self.history,
             "position": self.position,
             "received_us": self.received_us,
             "files": [asdict(file) for file in self.files],
+            **({"archived": [asdict(one) for one in self.archived]} if self.archived else {}),
         }
         text = json.dumps(content, indent=1)
         digest = xxh3_128(text.encode()).hexdigest()
@@ -254,8 +284,15 @@ class _Copying:
             self._copy_file(path)
         history = histories(self.system, journal.folder, journal.log_id).current
         found = tuple(sorted(self.files, key=lambda file: file.path))
-        log = journal.log_id.hex()
-        return Backup(self.folder, log, history, position, received, found, self.written)
+        archived = tuple(
+            Archived(f.archive, f.name, f.bytes, control.by_id[f.topic].name, f.first, f.through)
+            for f in sorted(control.sealed.files.values(), key=lambda file: file.first)
+            if f.archive
+        )
+        return Backup(
+            self.folder, journal.log_id.hex(), history, position, received, found, archived,
+            self.written,
+        )  # fmt: skip
 
     def _copy_file(self, path: str) -> None:
         file = self.system.open(f"{self.journal.folder}/{path}")
@@ -370,6 +407,7 @@ def read_manifest(system: System, folder: str) -> Backup:
             content["position"],
             content["received_us"],
             files,
+            tuple(Archived(**one) for one in content.get("archived", ())),
         )
     except (ValueError, KeyError, TypeError):
         found = None
@@ -379,16 +417,22 @@ def read_manifest(system: System, folder: str) -> Backup:
 
 
 def restore(
-    source: str | os.PathLike[str], to: str | os.PathLike[str], *, system: System | None = None
+    source: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    archives: Mapping[str, str] | None = None,
+    system: System | None = None,
 ) -> Backup:
     """Make a log of a backup, in an empty folder; every byte is held against its checksum.
 
     The log has the id and the positions of the one that was backed up, through the position of the
-    backup, and goes on as a history of its own: see `EmbeddedLog.history`.
+    backup, and goes on as a history of its own: see `EmbeddedLog.history`. `archives`: old address
+    -> new one, of archives that are elsewhere now. What cannot be reached is in `unreachable`.
     """
     on = system or OsSystem()
     folder = os.fspath(to) if system is not None else os.path.abspath(os.fspath(to))
     found = read_manifest(on, os.fspath(source))
+    moved = _moved(found, archives or {})
     on.check_folder(folder)
     _refuse_unless_empty(on, folder)
     made: list[str] = []
@@ -419,7 +463,46 @@ def restore(
                 f"the restored log is at position {log.position}, not {found.position}",
                 place=folder,
             )
-    return found
+        if moved:
+            _say_moved(log, moved)
+    now = [replace(one, archive=moved.get(one.archive, one.archive)) for one in found.archived]
+    away = tuple(one for one in now if not reachable(one.path, one.size))
+    return replace(found, unreachable=away)
+
+
+def _moved(found: Backup, archives: Mapping[str, str]) -> dict[str, str]:
+    """Where archives are now; one that the backup does not know is a mistake."""
+    known = sorted({one.archive for one in found.archived})
+    for old in archives:
+        if old not in known:
+            raise errors.BadSetting(
+                f"the backup names no archive {old!r}",
+                place=found.folder,
+                fix=f"it names {', '.join(known)}" if known else "it needs no archive",
+            )
+    return {old: new for old, new in archives.items() if old != new}
+
+
+def _say_moved(log: EmbeddedLog, moved: Mapping[str, str]) -> None:
+    """One entry: from here on archived files are read, and new ones written, elsewhere."""
+    control = log.journal.control
+    files = [
+        replace(file, archive=moved[file.archive])
+        for file in control.sealed.files.values()
+        if file.archive in moved
+    ]
+    topics = [
+        topic.revised(policy=replace(topic.policy, archive=moved[topic.policy.archive or ""]))
+        for topic in control.topics.values()
+        if topic.policy.archive in moved
+    ]
+    expect = {topic_counter(topic.name): topic.revision - 1 for topic in topics}
+    said = {
+        "sealed": {"add": [file.to_json() for file in files]},
+        **({"topics": [topic.to_json() for topic in topics]} if topics else {}),
+    }
+    expect[COUNTER] = log.counter(COUNTER)
+    log.append_entry([], said, expect=expect, require={})
 
 
 def _refuse_unless_empty(system: System, folder: str) -> None:

@@ -30,7 +30,7 @@ from headrace.log.embedded.format import (
 )
 from headrace.log.embedded.system import File, System, os_errors
 
-WINDOW_BYTES = 1 << 20
+WINDOW_BYTES = 2 << 20
 HOP_BYTES = 64 << 10
 OPEN_FILES_MAX = 32
 
@@ -101,13 +101,12 @@ class JournalFiles:
         record = Record(data, at)
         if not record.fits(address, self.log_id, size):
             return None
-        start = at + HEADER_BYTES
-        end = start + record.meta_length
+        end = at + HEADER_BYTES + record.meta_length
         if end > len(data):
             data = file.pread(HEADER_BYTES + record.meta_length, address & OFFSET_MASK)
-            at, start, end = 0, HEADER_BYTES, len(data)
-        view = memoryview(data)
-        return record if record.take_meta(view[at:start], view[start:end]) else None
+            at, end = 0, len(data)
+        view = memoryview(data)[at:end]
+        return record if record.take_meta(view) else None
 
     def bytes_of(self, record: Record) -> bytes:
         """A record as it stands in its file."""
@@ -147,8 +146,8 @@ class JournalFiles:
         file, size = self.file(number)
         data, base = pa.py_buffer(b""), offset
         want = WINDOW_BYTES if bodies else HOP_BYTES
+        address = start
         while offset < stop:
-            address = address_of(number, offset)
             at = offset - base
             if at + HEADER_BYTES > data.size:
                 data, base, at = file.read(min(want, stop - offset), offset), offset, 0
@@ -163,6 +162,7 @@ class JournalFiles:
                 want = record.length * max(1, WINDOW_BYTES // record.length)
             previous = record.checksum
             offset += record.length
+            address += record.length
 
     def found_after(self, address: int) -> Iterator[Record]:
         """Intact headers anywhere in the file behind `address`, in order: survivors of damage."""

@@ -314,6 +314,7 @@ class Record:
     __slots__ = (
         "address",
         "body_length",
+        "body_offset",
         "checksum",
         "control_length",
         "flags",
@@ -345,6 +346,8 @@ class Record:
     section_count: int
     control_length: int
     checksum: int
+    body_offset: int
+    """Where the body starts, from the start of the record."""
 
     def __init__(self, head: bytes | memoryview, offset: int = 0) -> None:
         """Decode the header at `offset`; `fits` and `take_meta` say whether it is one."""
@@ -366,13 +369,9 @@ class Record:
             self.control_length,
             self.checksum,
         ) = _HEADER.unpack_from(head, offset)
-        self.length = aligned(HEADER_BYTES + self.meta_length) + self.body_length
+        self.body_offset = (HEADER_BYTES + self.meta_length + 63) & -64
+        self.length = self.body_offset + self.body_length
         self.meta: bytes | memoryview = b""
-
-    @property
-    def body_offset(self) -> int:
-        """Where the body starts, from the start of the record."""
-        return aligned(HEADER_BYTES + self.meta_length)
 
     @property
     def end(self) -> int:
@@ -388,10 +387,10 @@ class Record:
             and (address & OFFSET_MASK) + self.length <= limit
         )
 
-    def take_meta(self, head: bytes | memoryview, meta: bytes | memoryview) -> bool:
-        """Attach the meta bytes; False if header or meta are not what the checksum says."""
-        self.meta = meta
-        return checksum(b"".join((head[: HEADER_BYTES - 8], meta))) == self.checksum
+    def take_meta(self, data: memoryview) -> bool:
+        """Attach meta; `data` is header and meta. False if they are not what the checksum says."""
+        self.meta = meta = data[HEADER_BYTES:]
+        return checksum(b"".join((data[: HEADER_BYTES - 8], meta))) == self.checksum
 
     def sections(self) -> list[Section]:
         """The sections with their runs."""

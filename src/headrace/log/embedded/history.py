@@ -31,7 +31,7 @@ from headrace.log.embedded.archive import open_sealed
 from headrace.log.embedded.journal import Journal
 from headrace.log.embedded.sealed import Group, SealedReader, filtered, spans_of
 from headrace.log.embedded.ways import Wanted, Way, Ways, without_gaps
-from headrace.model.records import Batch, offsets_of
+from headrace.model.records import Batch, Span, offsets_of
 from headrace.model.sealed import SealedFile, Trim
 
 KEPT_BYTES = 64 << 20
@@ -187,17 +187,19 @@ class Stream:
             group.runs[at[1] : int(runs[stop - 1])],
         )
         self._taken = stop
+        spans = spans_of(part)
+        self._wanted.handed_out(spans)  # before the next group is chosen: it may hold them too
         cuts = [0, data.num_rows]
         if file.described.compacted and not across_gaps:
             cuts[1:1] = without_gaps(part.runs)
         if len(cuts) == 2:
-            return [self._batch(part, data, way, position)]
+            return [self._batch(spans, data, way, position)]
         made = []
         for start, end in itertools.pairwise(cuts):
             keep = np.zeros(data.num_rows, bool)
             keep[start:end] = True
             some = data.slice(start, end - start)
-            made.append(self._batch(filtered(part, keep), some, way, position))
+            made.append(self._batch(spans_of(filtered(part, keep)), some, way, position))
         return made
 
     def _read(self, group: Group, file: SealedReader, way: Way) -> pa.RecordBatch:
@@ -205,7 +207,7 @@ class Stream:
         data = file.read(group, names)
         return data if self._keep is None else data.filter(pa.array(self._keep))
 
-    def _batch(self, part: Group, data: pa.RecordBatch, way: Way, position: int) -> Batch:
+    def _batch(self, spans: list[Span], data: pa.RecordBatch, way: Way, position: int) -> Batch:
         width = len(way.sources)
         named = enumerate(way.stored.names[way.width :], width)
         extra = {name: data.column(at) for at, name in named}
@@ -214,7 +216,7 @@ class Stream:
         return Batch(
             self._wanted.topic,
             own,
-            spans_of(part),
+            spans,
             position=position,
             last=False,
             schema_version=way.target.version,
@@ -267,10 +269,15 @@ def _entry(streams: Sequence[Stream], position: int, across_gaps: bool) -> Itera
 def _ended(batches: Iterator[Batch]) -> Iterator[Batch]:
     """The last one is marked as such."""
     waiting: Batch | None = None
-    for batch in batches:
+    try:
+        for batch in batches:
+            if waiting is not None:
+                yield waiting
+            waiting = batch
+    except errors.HeadraceError:
         if waiting is not None:
-            yield waiting
-        waiting = batch
+            yield waiting  # what was read before what is damaged or gone
+        raise
     if waiting is not None:
         waiting.last = True
         yield waiting

@@ -17,6 +17,7 @@ PREFIX = f"{OWN_COUNTERS}hold/"
 FOREVER = 1 << 62
 
 
+SECONDS_MAX = 100 * 365 * 86_400.0
 LEASE_SECONDS = 7 * 86_400.0
 """How long a pipeline or a follower that is away can come back without beginning anew."""
 

@@ -6,7 +6,8 @@ outside the lock. Then, under the append lock:
 1. *catch up*: look at the end that shared memory names. A whole record there means that a writer
    died after writing and before publishing: fold it. (So a stale shared memory can never make
    anybody write over a record.)
-2. *decide*: the conditions against the counters, by the fold. A rejected entry leaves no trace.
+2. *decide*: the conditions against the counters, by the fold; and the pieces that it names are
+   still there (`orphans`). A rejected entry leaves no trace.
 3. *number*: position, offsets, the chain; write the record with one `pwritev` into space that the
    file already has.
 4. *publish* in shared memory, the tail last.
@@ -80,6 +81,7 @@ from headrace.log.embedded.format import (
 )
 from headrace.log.embedded.live import Live, Tail
 from headrace.log.embedded.locks import CrossLock
+from headrace.log.embedded.pieces import must_be_there
 from headrace.log.embedded.system import EVERYBODY, File, System, named, os_errors
 from headrace.log.embedded.witness import write_witness
 from headrace.model import fold
@@ -137,7 +139,7 @@ class Journal:
         return CrossLock(self.system, file, self.live.shared, name=name, word=word, holder=holder)
 
     @contextlib.contextmanager
-    def _appending(self) -> Iterator[Tail]:
+    def appending(self) -> Iterator[Tail]:
         """Hold the append lock, with everything folded that is in the journal."""
         self.append_lock.acquire(self.settings.lock_timeout_seconds)
         try:
@@ -176,6 +178,8 @@ class Journal:
             if draft.flags & HAS_CONDITIONS:
                 expect = draft.control.get("expect", {})
                 self._decide(expect, draft.control.get("require", {}))
+            if "pieces" in draft.control:
+                must_be_there(self.system, self.folder, draft.control["pieces"])
             tail = self._make_room(tail, draft.length)
             ends = self._number(draft.sections)
             position = tail.position + 1
@@ -359,7 +363,7 @@ class Journal:
         if tail.marked == tail.end:
             self.sync(tail.end)
             return
-        with self._appending() as found:
+        with self.appending() as found:
             tail = found
             if tail.marked == tail.end:
                 end = tail.end
@@ -384,11 +388,20 @@ class Journal:
     # -- files ------------------------------------------------------------------------------
 
     def _file_of(self, address: int) -> tuple[int, File, int]:
-        """Number, file and size of the journal file at `address`: the newest, as a rule."""
+        """Number, file and size of the journal file at `address`: the newest, as a rule.
+
+        Appends have a descriptor of their own. They look at the end before they write, which the
+        kernel takes for reading in order: through the readers' descriptor it would fill the space
+        behind the end with pages of zeros, megabytes at a time, in the midst of an append.
+        """
         number = address >> OFFSET_BITS
         newest = self._newest
         if newest is None or newest[0] != number:
-            newest = self._newest = (number, *self.files.file(number))
+            known, size = self.files.file(number)
+            with os_errors("opening a journal file", known.path):
+                file = self.system.open(known.path)
+            file.read_nothing_ahead()
+            newest = self._newest = (number, file, size)
         return newest
 
     def _make_room(self, tail: Tail, length: int) -> Tail:
@@ -410,7 +423,7 @@ class Journal:
 
     def close_file(self) -> None:
         """Begin a new file, unless the newest has no entry yet: what is in it can be sealed."""
-        with self._appending() as tail:
+        with self.appending() as tail:
             number, _, _ = self._file_of(tail.end)
             first = self.files.record(address_of(number, 0))
             if first is None:
@@ -608,7 +621,9 @@ class Journal:
         """Close files, locks and maps, once no thread writes or syncs."""
         self.append_lock.shut(self.settings.lock_timeout_seconds)
         self.sync_lock.shut(self.settings.lock_timeout_seconds)
-        self._newest = None
+        if self._newest is not None:
+            self._newest[1].close()
+            self._newest = None
         self.files.close()
         self.live.close()
 

@@ -14,14 +14,16 @@ A turn::
     compact   per topic the sealed files of which newer rows make many useless -> rewritten
               (`compaction`) -> one entry that puts new files into the place of old ones
     join      many small files of a topic side by side -> one, as if it had been sealed at once
-    collect   delete files that nothing names
+    collect   delete files that nothing names, and pieces that nobody will name (`orphans`)
 
 **Crash argument.** Files are written and synced before the entry that names them, so whoever sees
 the entry can read them; before that they are garbage. A journal file, its pieces, or a sealed file
 is deleted only when neither the control state of now nor either of the two newest checkpoints names
-it: then a later checkpoint, synced, stands without it, and so does the one before that. A journal
-file below the sealed position is not named by any checkpoint that is written afterwards. Between
-the entry and the deletion rows are in two places, and equal.
+it: then a later checkpoint, synced, stands without it, and so does the one before that. What an
+entry has named since the newest checkpoint stays until there is another: no single record, should
+it be damaged, is all that says where rows are. A journal file below the sealed position is not
+named by any checkpoint that is written afterwards. Between the entry and the deletion rows are in
+two places, and equal.
 
 **Readers** find out by a file that is missing, look at the control state again, and go on where the
 rows are now. **Holds** keep retention and compaction from passing a position: they say until when
@@ -45,11 +47,20 @@ import pyarrow as pa
 from pyarrow.ipc import read_record_batch
 
 from headrace import errors
-from headrace.log.embedded import archive
+from headrace.log.embedded import archive, gone
 from headrace.log.embedded.checkpoint import Checkpoint, FileRange
 from headrace.log.embedded.compaction import compacted, joined, worth_compacting, worth_joining
-from headrace.log.embedded.format import ENTRY, Record, Section, address_of, place_of
+from headrace.log.embedded.format import (
+    CHECKPOINT,
+    ENTRY,
+    Record,
+    Section,
+    address_of,
+    place_of,
+)
 from headrace.log.embedded.holds import held
+from headrace.log.embedded.journal import Journal
+from headrace.log.embedded.orphans import Orphans
 from headrace.log.embedded.packing import storage_schema
 from headrace.log.embedded.reader import rows_of
 from headrace.log.embedded.sealed import Rows, SealWriter, with_flags
@@ -109,6 +120,7 @@ class Keeper:
         self._guard = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._orphans = Orphans(log, self._go_on)
         self.problem: errors.HeadraceError | None = None
         """What went wrong in the last turn in the background."""
 
@@ -247,6 +259,8 @@ class Keeper:
             files = sealed.of(topic.id)
             if topic.deleted:
                 drop += [file.name for file in files]
+                if sealed.trim(topic.id) is not None:
+                    gone.forget(journal, topic)
                 continue
             limit = held(journal.control, topic.name, now)
             going = [file for file in _too_old(topic, files, now) if file.through <= limit]
@@ -268,13 +282,12 @@ class Keeper:
         self, topic: Topic, files: list[SealedFile], going: list[SealedFile], old: Trim | None
     ) -> dict[str, Any]:
         """From where on a topic is held when these files are gone."""
-        gone = going[-1].through
-        if len(going) < len(files):
-            starts = files[len(going)].starts
-        else:
-            starts = tuple(_ends_at(self._log, topic))
-        since = max(gone, old.since if old is not None else 0)
-        return Trim(since, gone, starts).to_json()
+        starts = [file.starts for file in files[1 : len(going) + 1]]
+        if len(going) == len(files):
+            starts.append(tuple(_ends_at(self._log, topic)))
+        gone.remember(self._log.journal, topic, going, starts, old)
+        since = max(going[-1].through, old.since if old is not None else 0)
+        return Trim(since, going[-1].through, starts[-1]).to_json()
 
     # -- compact ----------------------------------------------------------------------------
 
@@ -348,11 +361,13 @@ class Keeper:
             if number not in needed:
                 self._delete_journal_file(number, needed, done)
         local = {f.name for state in states for f in state.files.values() if not f.archive}
+        local.update(_named_lately(journal))
         folder = f"{journal.folder}/{archive.FOLDER}"
         for name in system.listdir(folder):
             if name not in local:
                 system.unlink(f"{folder}/{name}")
                 done.deleted.append(f"{archive.FOLDER}/{name}")
+        done.deleted += [f"pieces/{name}" for name in self._orphans.remove()]
 
     def _delete_journal_file(self, number: int, needed: set[int], done: Turn) -> None:
         """Its pieces first, unless a file that stays names them too."""
@@ -470,6 +485,20 @@ def _ends_at(log: EmbeddedLog, topic: Topic) -> list[int]:
     ends = Checkpoint.from_json(record.control()).ends
     found = ends[topic.slot : topic.slot + topic.partitions]
     return found + [0] * (topic.partitions - len(found))
+
+
+def _named_lately(journal: Journal) -> Iterator[str]:
+    """The sealed files, not archived ones, that entries since the newest checkpoint have added."""
+    address = journal.live.tail().control
+    while True:
+        record = journal.files.record(address)
+        if record is None:
+            raise journal.files.damage(address)
+        if record.kind == CHECKPOINT:
+            return
+        added = record.control().get("sealed", {}).get("add", ())
+        yield from (one["name"] for one in added if not one.get("archive"))
+        address = record.previous_control
 
 
 def _pieces_of(log: EmbeddedLog, number: int) -> Iterator[str]:

@@ -40,9 +40,9 @@ from headrace.log.producer import Producer
 from headrace.log.transaction import Transaction
 from headrace.log.writer import Writer
 from headrace.model.evolution import evolve
-from headrace.model.fold import OWN_COUNTERS, ControlState, check_counter, is_name
-from headrace.model.policy import BUFFER
+from headrace.model.fold import OWN_COUNTERS, ControlState, check_counter, is_name, topic_counter
 from headrace.model.records import Piece, Receipt
+from headrace.model.sealed import Trim
 from headrace.model.topic import Topic, define, same_definition
 from headrace.settings import DURABILITIES, LogSettings
 
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from headrace.log.embedded.backup import Backup
 
 TOPICS = f"{OWN_COUNTERS}topics"
-TOPIC = f"{OWN_COUNTERS}topic/"
 
 
 class EmbeddedLog:
@@ -104,6 +103,7 @@ class EmbeddedLog:
         self._reopening = threading.Lock()
         if journal is not None:
             self._finalizer.detach()
+            self.pieces.abandon()
             journal.append_lock.abandon()
             journal.sync_lock.abandon()
 
@@ -116,6 +116,7 @@ class EmbeddedLog:
         if journal is not None:
             journal.sync_lock.signal(EVERYBODY)
             self._finalizer.detach()
+            self.pieces.close()
             _close(journal, self._housekeeper)
             del self._housekeeper, self._drafter  # they hold the maps of the journal
 
@@ -185,6 +186,9 @@ class EmbeddedLog:
 
     def set_topic(self, name: str, **settings: Any) -> Topic:
         """Change what is kept of a topic, from now on: see `headrace.model.policy.Policy`."""
+        where = settings.get("archive")
+        if isinstance(where, str) and where and "://" not in where:  # all processes find it there
+            settings["archive"] = os.path.abspath(where)
         while True:
             topic = self.topic(name)
             policy = topic.policy.changed(settings, f"topic '{name}'")
@@ -199,7 +203,7 @@ class EmbeddedLog:
 
     def _say(self, topic: Topic, expect: Mapping[str, int] | None = None) -> bool:
         """Append what is true of a topic now; False if somebody else said something meanwhile."""
-        expected = {f"{TOPIC}{topic.name}": topic.revision - 1, **(expect or {})}
+        expected = {topic_counter(topic.name): topic.revision - 1, **(expect or {})}
         try:
             self.append_entry([], {"topics": [topic.to_json()]}, expect=expected, require={})
         except errors.Conflict:
@@ -273,7 +277,8 @@ class EmbeddedLog:
         """Write rows, synced, without publishing them: `append` and transactions take the piece.
 
         Rows that come as a RecordBatchReader are written as they come, in bounded memory. Each time
-        an entry names a piece its rows are in the log once more: `expect` keeps it to once.
+        an entry names a piece its rows are in the log once more: `expect` keeps it to once. A piece
+        that nobody publishes is removed by the keeper, an hour after this handle was closed.
         """
         packer = self._packer(topic)
         sent = self._system.now_us()
@@ -324,7 +329,7 @@ class EmbeddedLog:
             journal = self.journal
             catalog = journal.catalog
             for part in () if admitted else parts:
-                if self._packer(part.topic).topic.policy.flow != BUFFER:
+                if self._packer(part.topic).topic.limited:
                     return flow.append_entry(
                         self, parts, control, expect=expect, require=require, durability=durability
                     )
@@ -480,6 +485,14 @@ class EmbeddedLog:
         """
         if not is_name(name):
             raise errors.BadSetting(f"{name!r} is not the name of a hold", place="hold")
+        if type(position) is not int or position < 0:
+            raise errors.BadSetting(f"{position!r} is not a position to hold", place="hold")
+        if not 0 < seconds <= holds.SECONDS_MAX:
+            raise errors.BadSetting(
+                f"a hold of {seconds!r} seconds holds nothing, or for ever",
+                place="hold",
+                fix="more than 0 and at most a hundred years; release() ends it",
+            )
         until = self._system.now_us() + int(seconds * 1_000_000)
         named = None if topics is None else [self.topic(topic).name for topic in topics]
         self._put(f"{holds.PREFIX}{name}", holds.hold_value(position, until, named))
@@ -511,7 +524,8 @@ class EmbeddedLog:
         `follow=False`: it ends when all is read. `lease_seconds` (30): a member that does not
         iterate or commit for so long is put out. `on_gone`: "raise" or "skip" what retention took.
         `flow="drop", flow_rows=N`: what is more than N rows behind in a partition is not read,
-        but counted.
+        but counted. `flow="backpressure", flow_rows=N, flow_seconds=S` (30): producers wait while
+        the group would be more than N rows behind in a topic, and get `TopicFull` after S.
         """
         return Consumer(self, topics, group, options_of(options))
 
@@ -546,6 +560,10 @@ class EmbeddedLog:
         """Make a new group that starts where another is, or at another place of its topics."""
         return admin.copy(self, source, name, to)
 
+    def release_group(self, name: str) -> None:
+        """Let producers go on without a group whose flow is backpressure; its offsets stay."""
+        admin.release(self, name)
+
     def delete_group(self, name: str, *, force: bool = False) -> None:
         """Forget a group and its offsets; see `reset_group` for `force`."""
         admin.delete(self, name, force=force)
@@ -578,10 +596,16 @@ class EmbeddedLog:
 
     def since_of(self, topic: str) -> int:
         """The oldest position at which a topic is whole: retention and compaction move it."""
-        found = self.topic(topic)
+        return self._trim(self.topic(topic)).since
+
+    def gone_of(self, topic: str) -> int:
+        """The position up to which retention has taken all rows of a topic; 0: none."""
+        return self._trim(self.topic(topic)).gone
+
+    def _trim(self, topic: Topic) -> Trim:
         self.journal.refresh_control()
-        trim = self.journal.control.sealed.trim(found.id)
-        return trim.since if trim is not None else 0
+        found = self.journal.control.sealed.trim(topic.id)
+        return found or Trim(0, 0, (0,) * topic.partitions)
 
     @property
     def history(self) -> str:
@@ -625,10 +649,7 @@ class EmbeddedLog:
 
     def starts(self, topic: str) -> list[int]:
         """The first offset of each partition that is still held."""
-        found = self.topic(topic)
-        self.journal.refresh_control()
-        trim = self.journal.control.sealed.trim(found.id)
-        return list(trim.starts) if trim is not None else [0] * found.partitions
+        return list(self._trim(self.topic(topic)).starts)
 
     def ends(self, topic: str) -> list[int]:
         """The next offset of each partition (entries not yet visible included)."""

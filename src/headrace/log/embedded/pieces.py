@@ -1,13 +1,17 @@
 """Staged pieces: rows of large entries, in files of their own, written before they are named.
 
 A piece is written and synced, and its name synced, before any entry can name it; so whoever sees
-the entry can read the piece. What no entry names is garbage, and harmless: `headrace log check`
-lists it. A piece is a sequence of chunks, each one Arrow message of rows ordered by partition, at a
-multiple of 64; length and checksum of each stand in the entry's sections: the file has no index.
+the entry can read the piece. What no entry names is harmless: `headrace log check` lists it, and
+the keeper removes it when nobody can publish it any more (`orphans`). A piece is a sequence of
+chunks, each one Arrow message of rows ordered by partition, at a multiple of 64; length and
+checksum of each stand in the entry's sections: the file has no index.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -24,6 +28,23 @@ from headrace.model.topic import Topic
 
 PIECE_MAGIC = b"HRpiece\1"
 PIECE_HEADER_BYTES = 64
+STAGING = "staging-"
+
+
+def boot_mark(system: System) -> str:
+    """How the names of pieces that were staged in this boot begin, behind the topic."""
+    return hashlib.blake2b(system.boot_id(), digest_size=4).hexdigest()
+
+
+def owner_of(name: str) -> str:
+    """Boot and token of the handle that staged a piece; empty in names of before there were any."""
+    parts = name.split("-")
+    return parts[1] if len(parts) == 3 else ""
+
+
+def staging_lock(folder: str, owner: str) -> str:
+    """The lock that a handle holds while it lives, from its first piece on."""
+    return f"{folder}/locks/{STAGING}{owner}"
 
 
 class Pieces:
@@ -32,16 +53,56 @@ class Pieces:
     def __init__(self, system: System, folder: str, log_id: bytes) -> None:
         """`folder` is the log's folder."""
         self._system = system
+        self._log_folder = folder
         self.folder = f"{folder}/pieces"
         self._log_id = log_id
+        self._owner = ""
+        self._lock: File | None = None
+        self._guard = threading.Lock()
 
     def path(self, name: str) -> str:
         """Where a piece is."""
         return f"{self.folder}/{name}"
 
+    def _claimed(self) -> str:
+        """Our token; from the first piece on a lock says that we live."""
+        with self._guard, os_errors("opening a lock", f"{self._log_folder}/locks"):
+            while self._lock is None:
+                self._owner = f"{boot_mark(self._system)}{self._system.random(4).hex()}"
+                path = staging_lock(self._log_folder, self._owner)
+                lock = self._system.open(path, create=True)
+                if lock.try_lock() and self._is_named(path):
+                    self._lock = lock
+                else:  # a keeper came between the two, and took it for that of a dead one
+                    lock.close()
+            return self._owner
+
+    def _is_named(self, path: str) -> bool:
+        """Whether the lock that we hold is still the one under its name."""
+        try:
+            again = self._system.open(path)
+        except FileNotFoundError:
+            return False
+        free = again.try_lock()
+        again.close()
+        return not free
+
+    def close(self) -> None:
+        """Give up what was staged and not published."""
+        if self._lock is not None:
+            with contextlib.suppress(OSError):  # the keeper does it
+                self._system.unlink(staging_lock(self._log_folder, self._owner))
+            self.abandon()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the lock that the parent holds."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
     def write(self, topic: Topic, drafts: Iterable[SectionDraft], sent_time: int) -> Piece:
         """Write chunks as they come, sync, and describe them."""
-        name = f"{topic.id:06d}-{self._system.random(16).hex()}.piece"
+        name = f"{topic.id:06d}-{self._claimed()}-{self._system.random(8).hex()}.piece"
         chunks: list[Chunk] = []
         offset = PIECE_HEADER_BYTES
         with os_errors("staging rows", self.path(name)):
@@ -120,11 +181,7 @@ class Pieces:
                 place=f"topic '{topic.name}'",
                 fix="stage the rows again",
             )
-        size = self.size(piece.name)
-        if not size:
-            raise errors.PieceInvalid(
-                f"the piece {piece.name} is not there", place=self.path(piece.name)
-            )
+        size = must_be_there(self._system, self._log_folder, [piece.name])
         if size != piece.bytes:
             raise errors.PieceInvalid(
                 f"the piece has {size} bytes, not {piece.bytes}", place=self.path(piece.name)
@@ -132,13 +189,7 @@ class Pieces:
 
     def size(self, name: str) -> int:
         """The bytes of a piece; 0 if it is not there."""
-        try:
-            file = self._system.open(self.path(name))
-        except OSError:
-            return 0
-        size = file.size()
-        file.close()
-        return size
+        return size_of(self._system, self.path(name))
 
     def drop(self, pieces: Iterable[Piece]) -> None:
         """Remove pieces that no entry will name."""
@@ -161,6 +212,29 @@ class Pieces:
                 found="no file",
                 resume_after=position,
             ) from None
+
+
+def size_of(system: System, path: str) -> int:
+    """The bytes of a file; 0 if it is not there."""
+    try:
+        file = system.open(path)
+    except OSError:
+        return 0
+    size = file.size()
+    file.close()
+    return size
+
+
+def must_be_there(system: System, folder: str, names: Iterable[str]) -> int:
+    """Raise if one of the pieces of the log in `folder` is gone; their bytes together."""
+    total = 0
+    for name in names:
+        path = f"{folder}/pieces/{name}"
+        size = size_of(system, path)
+        if not size:
+            raise errors.PieceInvalid(f"the piece {name} is not there", place=path)
+        total += size
+    return total
 
 
 def chunked(

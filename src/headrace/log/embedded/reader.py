@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 from pyarrow.ipc import read_record_batch
 
 from headrace import errors
+from headrace.log.embedded import gone as gone_rows
 from headrace.log.embedded import live as shared
 from headrace.log.embedded.checkpoint import FileRange
 from headrace.log.embedded.files import JournalFiles
@@ -54,7 +55,7 @@ from headrace.settings import LogSettings
 _EVER = -(1 << 63)
 ALONE_BYTES = 64 << 10
 """Rows of this size are a batch of their own: gathering is copying."""
-SMALL_PART = 16
+SMALL_PART = 32
 
 
 class Part(NamedTuple):
@@ -165,8 +166,8 @@ class Reading:
         self._batches = self._run()
 
     def __iter__(self) -> Iterator[Batch]:
-        """Itself."""
-        return self
+        """The batches to come."""
+        return cast("Iterator[Batch]", self._batches)  # it gives None to `poll` only
 
     def __next__(self) -> Batch:
         """The next batch."""
@@ -235,9 +236,7 @@ class Reading:
             if trim is not None:
                 self._refuse_if_gone(wanted, trim, self._passed)
             streams.append(Stream(self._journal, wanted, self._ways, bounds, self._refuse_if_gone))
-        for batch in merged(streams, across_gaps=self._across_gaps):
-            self._wanted[batch.definition.id].handed_out(batch.spans)
-            yield batch
+        yield from merged(streams, across_gaps=self._across_gaps)
         self._skip_through = self._passed = max(self._skip_through, through)
         self._done = self._through is not None and through >= self._through
         self._sealed, self._previous = False, None
@@ -275,19 +274,26 @@ class Reading:
                 since=trim.since,
                 upper=self._places.reached,
             )
-        first = wanted.next.tolist()
+        first, exact = wanted.next.tolist(), True
         if wanted.offsets:
             first = [max(n, wanted.offsets.get(p, 0)) for p, n in enumerate(first)]
         elif not 0 < passed < trim.gone:
             return
+        else:
+            known = gone_rows.of(self._journal, topic, trim)
+            exact = known.after <= passed
+            if exact:
+                first = [max(pair) for pair in zip(first, known.offsets(passed), strict=True)]
         chosen = range(topic.partitions) if wanted.partitions is None else wanted.partitions
         gone = {p: [first[p], trim.starts[p] - 1] for p in chosen if first[p] < trim.starts[p]}
         if gone:
+            unsure = f"; which of them were read up to position {passed} is not known any more"
             raise errors.OffsetsGone(
-                f"{_told(gone)} of topic '{topic.name}' are gone",
+                f"{_told(gone)} of topic '{topic.name}' are gone{'' if exact else unsure}",
                 place=f"topic '{topic.name}'",
                 topic=topic.name,
                 partitions=gone,
+                exact=exact,
                 since=trim.since,
             )
 
@@ -423,23 +429,26 @@ class Reading:
                     if self._through is not None and record.position > self._through:
                         self._done = True
                         break
-                    found = [
-                        (s, self._ways.of(s.topic, s.schema, s.flags))
-                        for s in record.sections()
-                        if s.topic in self._wanted
-                    ]
+                    found = []
                     large = False
-                    for section, _ in found:
-                        large = large or section.length >= ALONE_BYTES or section.piece > 0
+                    for section in record.sections():
+                        if section.topic in self._wanted:
+                            way = self._ways.of(section.topic, section.schema, section.flags)
+                            found.append((section, way))
+                            large = large or section.length >= ALONE_BYTES or section.piece > 0
                     if window.parts and (large or not window.takes(found)):
                         yield from self._window(window)
                         window = Window(self._journal.settings)
-                    if large:
+                    if large and len(found) == 1:
+                        part = self._part(record, *found[0], data, at)
+                        if part is not None:
+                            yield self._batch([part], record.position, last=True)
+                    elif large:
                         yield from self._chunks(record, found, data, at)
                     else:
                         parts = [self._part(record, s, way, data, at) for s, way in found]
                         window.add(record.position, data, parts)
-                self._cursor, self._previous = record.end, record.checksum
+                self._cursor, self._previous = record.address + record.length, record.checksum
                 self._passed = record.position
         except errors.LogDamaged:
             yield from self._window(window)  # what is intact before the damage comes first

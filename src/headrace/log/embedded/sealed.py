@@ -396,11 +396,14 @@ class SealedReader:
 
 def missing(described: SealedFile, path: str) -> errors.LogDamaged:
     """The error for a sealed file that is not there."""
+    kind, back = "sealed", "from a backup"
+    if described.archive:
+        kind, back = "archived", f"to {described.archive}, or restore the log with its new address"
     return errors.LogDamaged(
-        f"the sealed file {described.name} is missing",
+        f"the {kind} file {described.name} is missing",
         place=path,
-        fix=f"read on behind it with after={described.through}; put the file back from a backup to"
-        " get the rest",
+        fix=f"read on behind it with after={described.through}; put the file back {back} to get"
+        " the rest",
         file=path,
         offset=0,
         expected="a sealed file",

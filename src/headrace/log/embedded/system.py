@@ -38,6 +38,9 @@ class File(Protocol):
     def read(self, length: int, offset: int) -> pa.Buffer:
         """As `pread`, into memory of Arrow's pool, which is warm where that of `bytes` is not."""
 
+    def read_nothing_ahead(self) -> None:
+        """From now on read what is asked for, and not what follows it."""
+
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """Write all buffers, one after the other, at `offset`; all of it, or raise."""
 
@@ -192,6 +195,10 @@ class OsFile:
                 return buffer.slice(0, done)
             done += more
         return buffer
+
+    def read_nothing_ahead(self) -> None:
+        """See `File`."""
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """See `File`."""

@@ -60,7 +60,11 @@ class Wanted:
 
     def handed_out(self, spans: Sequence[Span]) -> None:
         """Remember how far each partition was read."""
-        for span in spans if len(self.next) > 1 else spans[-1:]:
+        if len(self.next) == 1:
+            _, rows, base = spans[-1].runs.item(-1)  # a tenth of the time that arrays take
+            self.next[0] = base + rows
+            return
+        for span in spans:
             runs = span.runs
             self.next[runs["partition"]] = runs["base"] + runs["rows"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace import errors
@@ -51,6 +51,7 @@ class GroupFacts:
                 }
                 for number, one in self.state.members.items()
             ],
+            "pressure": None if self.state.pressure is None else asdict(self.state.pressure),
             "lag": self.lag.to_json(),
             "topics": {
                 topic: summed(lag for lag in self.lags if lag.topic == topic).to_json()
@@ -171,7 +172,10 @@ def reset(
         for partition in numbers:
             if partition not in range(topic.partitions):
                 raise errors.BadPosition(
-                    f"topic '{name}' has no partition {partition}", place=f"group '{group}'"
+                    f"topic '{name}' has no partition {partition}",
+                    place=f"group '{group}'",
+                    why=f"it has {topic.partitions}, numbered from 0",
+                    fix=f"name one from 0 to {topic.partitions - 1}",
                 )
             before = have.get(name, {}).get(partition)
             moves.append(Move(name, partition, before, places[partition]))
@@ -197,6 +201,17 @@ def copy(log: EmbeddedLog, source: str, group: str, to: Place | None = None) -> 
         ]
     _move(log, group, moves, force=False)
     return moves
+
+
+def release(log: EmbeddedLog, group: str) -> None:
+    """Let producers wait for a group no more, until a member that says so joins it again."""
+
+    def how(state: GroupState) -> tuple[GroupState, Mapping[str, Any]] | None:
+        after = replace(state, generation=state.generation + 1, pressure=None)
+        return None if state.pressure is None else (after, {})
+
+    known(log, group)
+    change(log, group, how)
 
 
 def delete(log: EmbeddedLog, group: str, *, force: bool = False) -> None:

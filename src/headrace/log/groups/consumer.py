@@ -44,8 +44,9 @@ from typing import TYPE_CHECKING, Any
 from headrace import errors
 from headrace.log.groups.members import Membership
 from headrace.log.groups.offsets import resolve
-from headrace.model.fold import OWN_COUNTERS
+from headrace.model.fold import OWN_COUNTERS, topic_counter
 from headrace.model.groups import GroupState, group_name, is_pattern
+from headrace.model.policy import BACKPRESSURE, BUFFER, DROP, FLOWS, Pressure
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from headrace.log.transaction import Transaction
     from headrace.model.records import Batch
 
-FLOWS = ("buffer", "drop")
 ON_GONE = ("raise", "skip")
 Offsets = dict[str, dict[int, int]]
 """Topic -> partition -> the next offset."""
@@ -75,8 +75,16 @@ class Options:
     start: str | datetime = "earliest"
     lease_seconds: float = 30.0
     on_gone: str = "raise"
-    flow: str = "buffer"
+    flow: str = BUFFER
     flow_rows: int | None = None
+    flow_seconds: float = 30.0
+
+    @property
+    def pressure(self) -> Pressure | None:
+        """What producers of its topics have to wait for."""
+        if self.flow != BACKPRESSURE or self.flow_rows is None:
+            return None
+        return Pressure(self.flow_rows, float(self.flow_seconds))
 
     def check(self) -> None:
         """Refuse what cannot be."""
@@ -85,7 +93,8 @@ class Options:
             ("lease_seconds", self.lease_seconds > 0),
             ("on_gone", self.on_gone in ON_GONE),
             ("flow", self.flow in FLOWS),
-            ("flow_rows", (self.flow == "drop") == ((self.flow_rows or 0) >= 1)),
+            ("flow_rows", (self.flow != BUFFER) == ((self.flow_rows or 0) >= 1)),
+            ("flow_seconds", 0 <= self.flow_seconds < float("inf")),
             ("start", isinstance(self.start, datetime) or self.start in ("earliest", "latest")),
         ):
             if not fits:
@@ -97,9 +106,10 @@ class Options:
 
 
 _HELP = {
-    "flow": "'buffer', or 'drop' with flow_rows=N; that producers wait is a setting of the topic:"
-    " log.set_topic(name, flow='backpressure')",
-    "flow_rows": "with flow='drop': how many rows it may be behind in each partition",
+    "flow": "'buffer', or 'drop' or 'backpressure' with flow_rows=N",
+    "flow_rows": "how many rows it may be behind: with flow='drop' in each partition, with"
+    " flow='backpressure' in each topic; with 'buffer' there is no limit",
+    "flow_seconds": "with flow='backpressure': how long a producer waits, 0 or more seconds",
     "on_gone": "'raise' or 'skip'",
     "start": "'earliest', 'latest' or a datetime; reset_group() moves a group that has offsets",
 }
@@ -160,7 +170,7 @@ class Consumer:
         self._rest: Batch | None = None
         self._turns: list[str] = []
         self._pending: list[Pending] = []
-        self._member = Membership(log, group, names, options.lease_seconds)
+        self._member = Membership(log, group, names, options.lease_seconds, options.pressure)
         try:
             self._look()
         except BaseException:
@@ -281,7 +291,7 @@ class Consumer:
     def _drop(self) -> None:
         """With `flow="drop"`: what is too far behind is not read."""
         most = self._options.flow_rows
-        if self._options.flow != "drop" or most is None:
+        if self._options.flow != DROP or most is None:
             return
         for topic, partitions in self.assignment.items():
             ends, places = self._log.ends(topic), self._places[topic]
@@ -369,7 +379,7 @@ class Consumer:
                     place=f"group '{self.group}'",
                     fix="go on iterating: the new topic is read from its start",
                 )
-        revisions = {f"{OWN_COUNTERS}topic/{topic}": topics[topic].revision for topic in offsets}
+        revisions = {topic_counter(topic): topics[topic].revision for topic in offsets}
         return {group_name(self.group): state.generation, **revisions}
 
     def _to_commit(self, batch: Batch | None) -> Offsets:

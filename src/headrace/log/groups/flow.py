@@ -2,11 +2,18 @@
 
 `buffer`, the default, costs nothing: rows are on the disk, bounded by the retention, and `append`
 never comes here. With `drop` and `backpressure` a topic has room for as many rows as its slowest
-group may still fall behind, `flow_rows`. How far a group is behind follows from its committed
-offsets, so there is no room counter that could be wrong; producers of such topics look and append
-one after the other, under one lock, or two would use the same room. They do not wait for the disk
-under it: syncs are shared as always. A group counts from the moment it has offsets, which is when
-its first member joins, until it is deleted; a topic without groups has room for everything.
+group may still fall behind, `flow_rows`. A group can say `backpressure` for itself: then only what
+it may fall behind counts, and the topics that it reads carry the limit (`Topic.pressure`), so that
+producers need not look at groups to know that there is none. How far a group is behind follows from
+its committed offsets, so there is no room counter that could be wrong; producers of such topics
+look and append one after the other, under one lock, or two would use the same room. They do not
+wait for the disk under it: syncs are shared as always. A group counts from the moment it has
+offsets, which is when its first member joins, until it is deleted; a topic without groups has room
+for everything.
+
+That all members of a group are dead changes nothing: it would come back to more than it said it can
+bear, and to look who lives before every append is no small thing. Its producers get `TopicFull`
+after their wait, which says that nobody of the group is alive, and how to go on without it.
 
 `drop`: rows that find no room are not appended. How many is counted in the entry that holds the
 others, so the count is as durable as they are, and is right to the row after any crash.
@@ -17,16 +24,17 @@ again; after `flow_seconds` it gets `TopicFull`, which names the group. Nothing 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace import errors
 from headrace.interfaces import Part
 from headrace.log.embedded.journal import Taken
 from headrace.log.embedded.locks import CrossLock
+from headrace.log.groups.members import living, state_of
 from headrace.model.fold import OWN_COUNTERS
-from headrace.model.policy import BACKPRESSURE, DROP
+from headrace.model.policy import BACKPRESSURE, DROP, Pressure
 from headrace.model.records import Piece, Receipt
 from headrace.model.topic import Topic
 
@@ -44,17 +52,57 @@ def dropped(log: EmbeddedLog, topic: Topic) -> int:
     return int(log.value(dropped_name(topic)) or 0)
 
 
-def slowest(log: EmbeddedLog, topic: Topic) -> tuple[str, int] | None:
+def slowest(
+    log: EmbeddedLog, topic: Topic, only: Iterable[str] | None = None
+) -> tuple[str, int] | None:
     """The group of a topic that is furthest behind, and by how many rows; None: no groups."""
     ends = log.ends(topic.name)
     found = None
-    for group, topics in log.journal.control.groups.items():
-        offsets = topics.get(topic.name)
+    groups = log.journal.control.groups
+    for group in groups if only is None else only:
+        offsets = groups.get(group, {}).get(topic.name)
         if offsets:
             behind = sum(max(0, ends[p] - at) for p, at in offsets.items() if p < len(ends))
             if found is None or behind > found[1]:
                 found = (group, behind)
     return found
+
+
+class Full(NamedTuple):
+    """Why a producer has to wait."""
+
+    topic: Topic
+    limit: Pressure
+    group: str
+    behind: int
+    own: bool
+    """Whether the group says so, and not the topic."""
+
+    def error(self, log: EmbeddedLog) -> errors.TopicFull:
+        """The wait was too long."""
+        group, name, limit = self.group, self.topic.name, self.limit
+        alive = len(living(log, state_of(log, group)))
+        fact = (
+            f"group '{group}' is {self.behind} rows behind in '{name}', which may be {limit.rows};"
+            f" waited {limit.seconds:g} s"
+        )
+        fix = f"start a consumer of group '{group}'" if not alive else f"speed up group '{group}'"
+        if self.own:
+            fix += (
+                f"; to go on without it: 'headrace group release {group}', which keeps its offsets"
+            )
+        else:
+            fix += f"; to wait for nobody: 'headrace topic set {name} flow=buffer'"
+        fix += f"; if nobody needs the group any more: 'headrace group delete {group}'"
+        return errors.TopicFull(
+            fact if alive else f"{fact}; none of its members is alive",
+            place=f"topic '{name}'",
+            fix=fix,
+            group=group,
+            behind=self.behind,
+            flow_rows=limit.rows,
+            members=alive,
+        )
 
 
 def append_entry(
@@ -89,17 +137,9 @@ def append_entry(
             taken = Taken(receipt.position, receipt.received_us, journal.live.tail().end)
             log._make_durable(journal, taken, durability)
             return replace(receipt, dropped=lost) if lost else receipt
-        topic, group, behind = full
-        left = began + topic.policy.flow_seconds - clock()
+        left = began + full.limit.seconds - clock()
         if left <= 0:
-            raise errors.TopicFull(
-                f"group '{group}' is {behind} rows behind in '{topic.name}', which may be"
-                f" {topic.policy.flow_rows}; waited {topic.policy.flow_seconds:g} s",
-                place=f"topic '{topic.name}'",
-                group=group,
-                behind=behind,
-                flow_rows=topic.policy.flow_rows,
-            )
+            raise full.error(log)
         journal.sync_lock.wait_changed(seen, left)
 
 
@@ -127,26 +167,35 @@ def _alone(log: EmbeddedLog) -> Iterator[None]:
         file.close()
 
 
-def _full(log: EmbeddedLog, parts: Sequence[Part]) -> tuple[Topic, str, int] | None:
-    """A topic that makes its producers wait now, and for whom."""
+def _full(log: EmbeddedLog, parts: Sequence[Part]) -> Full | None:
+    """What makes a producer of these rows wait now."""
     rows: dict[str, int] = {}
     for part in parts:
         rows[part.topic] = rows.get(part.topic, 0) + _rows(log, part)
     for name, count in rows.items():
         topic = log.topic(name)
-        if topic.policy.flow != BACKPRESSURE:
-            continue
-        if count > topic.policy.flow_rows:
-            raise errors.BatchTooLarge(
-                f"{count} rows in one entry, and groups may be {topic.policy.flow_rows} behind",
-                place=f"topic '{name}'",
-                why="the topic's flow is 'backpressure', and so many rows never have room",
-                fix="append fewer rows at once, or give the topic larger flow_rows",
-            )
-        found = slowest(log, topic)
-        if found is not None and found[1] + count > topic.policy.flow_rows:
-            return topic, *found
+        for limit, group in _limits(topic):
+            if count > limit.rows:
+                who = "the topic" if group is None else f"group '{group}'"
+                raise errors.BatchTooLarge(
+                    f"{count} rows in one entry, and {who} has room for {limit.rows}",
+                    place=f"topic '{name}'",
+                    why=f"the flow of {who} is 'backpressure', and so many never have room",
+                    fix=f"append fewer rows at once, or give {who} larger flow_rows",
+                )
+            found = slowest(log, topic, None if group is None else [group])
+            if found is not None and found[1] + count > limit.rows:
+                return Full(topic, limit, *found, own=group is not None)
     return None
+
+
+def _limits(topic: Topic) -> Iterator[tuple[Pressure, str | None]]:
+    """How far behind groups may be: any of them, or the one that is named."""
+    policy = topic.policy
+    if policy.flow == BACKPRESSURE:
+        yield Pressure(policy.flow_rows, policy.flow_seconds), None
+    for group, limit in topic.pressure.items():
+        yield limit, group
 
 
 def _fitting(log: EmbeddedLog, parts: Sequence[Part]) -> tuple[list[Part], dict[str, Any], int]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headrace import errors
 from headrace.log.groups import watch
-from headrace.model.fold import is_name
+from headrace.model.fold import is_name, topic_counter
 from headrace.model.groups import GroupState, Member, Partitions, group_name, matches
+from headrace.model.policy import Pressure
+from headrace.model.topic import Topic
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
@@ -41,9 +44,27 @@ def change(log: EmbeddedLog, group: str, how: Change) -> GroupState:
             return state
         after, more = made
         control = {**more, "values": {**more.get("values", {}), name: after.to_json()}}
+        expect = {name: state.generation}
+        pressed = _pressed(log, group, after)
+        if pressed:
+            control["topics"] = [topic.to_json() for topic in pressed]
+            expect |= {topic_counter(topic.name): topic.revision - 1 for topic in pressed}
         with contextlib.suppress(errors.Conflict):  # somebody was first: look again
-            log.append_entry([], control, expect={name: state.generation}, require={})
+            log.append_entry([], control, expect=expect, require={})
             return after
+
+
+def _pressed(log: EmbeddedLog, group: str, after: GroupState) -> list[Topic]:
+    """The topics as they are to be said anew, when producers begin or end to wait for a group."""
+    found = []
+    for topic in log.topics():
+        read = after.topics.get(topic.name)
+        said = after.pressure if read is not None and read.id == topic.id else None
+        if topic.pressure.get(group) != said:
+            others = {name: one for name, one in topic.pressure.items() if name != group}
+            pressure = {**others, group: said} if said is not None else others
+            found.append(topic.revised(pressure=pressure))
+    return found
 
 
 def living(log: EmbeddedLog, state: GroupState) -> list[int]:
@@ -66,9 +87,14 @@ class Membership:
     """One member of a group, which may join more than once: each time under another number."""
 
     def __init__(
-        self, log: EmbeddedLog, group: str, topics: tuple[str, ...], lease_seconds: float
+        self,
+        log: EmbeddedLog,
+        group: str,
+        topics: tuple[str, ...],
+        lease_seconds: float,
+        pressure: Pressure | None = None,
     ) -> None:
-        """Be alive, without having joined."""
+        """Be alive, without having joined; `pressure`: what it then says for the whole group."""
         if not is_name(group):
             raise errors.BadSetting(f"{group!r} is not a group's name", place="group")
         self.log = log
@@ -76,6 +102,7 @@ class Membership:
         self.prefix = watch.prefix_of(group)
         self.topics = topics
         self.lease_seconds = lease_seconds
+        self.pressure = pressure
         self.number = 0
         """The generation in which it joined; 0: it has not."""
         self._renewed = log._system.monotonic()
@@ -117,7 +144,7 @@ class Membership:
             dead[:] = [state.members[number].lock for number in gone]
             topics = topics_of(self.log, state, self.topics)
             after = state.next(member=me, gone=gone, topics=topics)
-            return after, starts(after)
+            return replace(after, pressure=self.pressure), starts(after)
 
         state = change(self.log, self.group, how)
         self.number = state.generation

@@ -36,16 +36,19 @@ from headrace.pipelines.views.changes import (
     change,
     check_same,
     consolidated,
+    each_once,
     joined,
     kept_columns,
     key_hashes,
     keyed_rows,
     keys_of,
+    never_there,
     row_columns,
     state_schema,
     weights,
 )
 from headrace.pipelines.views.sums import (
+    added_up,
     carried,
     decimals,
     exact_float_sums,
@@ -72,9 +75,12 @@ class Rows:
 
     def total(self, of_row: Numbers) -> Numbers:
         """The sum of weight * `of_row` by group."""
-        found = np.zeros(self.groups, np.int64)
-        np.add.at(found, self.group, self.weight * of_row)
-        return found
+        return added_up(self.group, self.weight * of_row, self.groups)
+
+    @property
+    def count(self) -> Numbers:
+        """How many rows each group has more, or fewer."""
+        return added_up(self.group, self.weight, self.groups)
 
 
 class Part(Protocol):
@@ -104,7 +110,7 @@ class Count:
 
     def add(self, old: Columns, rows: Rows) -> Columns:
         """See `Part`."""
-        return [pa.array(_numbers(old[0]) + rows.total(np.ones(len(rows.weight), np.int64)))]
+        return [pa.array(_numbers(old[0]) + rows.count)]
 
     def result(self, kept: Columns) -> pa.Array:
         """See `Part`."""
@@ -127,7 +133,7 @@ class WideSum:
     def add(self, old: Columns, rows: Rows) -> Columns:
         """See `Part`."""
         assert rows.value is not None
-        count = _numbers(old[0]) + rows.total(np.ones(len(rows.weight), np.int64))
+        count = _numbers(old[0]) + rows.count
         limbs = [
             _numbers(column) + rows.total(limb)
             for column, limb in zip(old[1:], limbs_of(rows.value), strict=True)
@@ -167,15 +173,15 @@ class FloatSum:
         """See `Part`."""
         assert rows.value is not None
         values = rows.value.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        kinds = [np.ones(len(values), bool), np.isnan(values), values == np.inf, values == -np.inf]
-        counts = [
-            _numbers(column) + rows.total(kind.astype(np.int64))
-            for column, kind in zip(old[:4], kinds, strict=True)
-        ]
-        finite = np.isfinite(values)
-        sums = exact_float_sums(
-            rows.group[finite], values[finite], rows.weight[finite], rows.groups
-        )
+        counts = [_numbers(column) for column in old[:4]]
+        counts[0] = counts[0] + rows.count
+        group, weight, finite = rows.group, rows.weight, np.isfinite(values)
+        if not finite.all():
+            kinds = (np.isnan(values), values == np.inf, values == -np.inf)
+            for at, kind in enumerate(kinds, 1):
+                counts[at] = counts[at] + rows.total(kind.astype(np.int64))
+            group, values, weight = group[finite], values[finite], weight[finite]
+        sums = exact_float_sums(group, values, weight, rows.groups)
         new = [
             packed(unpacked(before or b"") + plus)
             for before, plus in zip(old[4].to_pylist(), sums, strict=True)
@@ -266,18 +272,12 @@ def step(node: Aggregate, states: States, inputs: Sequence[pa.RecordBatch], seed
     touched, groups, keys = _grouped([columns[i] for i in node.keys], len(weight), seed)
     old = states["g"].probe(touched)
     known = np.searchsorted(touched, keys_of(old))
-    check_same([columns[i] for i in node.keys], [key.take(pa.array(groups)) for key in keys])
     check_same(kept_columns(old)[: len(keys)], [key.take(pa.array(known)) for key in keys])
 
     before = _aligned(old, known, len(touched))[len(keys) :]
-    n = _numbers(before[0]) + Rows(groups, weight, None, len(touched)).total(np.ones_like(weight))
+    n = _numbers(before[0]) + Rows(groups, weight, None, len(touched)).count
     if (n < 0).any():
-        raise errors.ViewStopped(
-            "a group has fewer rows than none",
-            place="aggregate",
-            why="an input retracts a row that it did not hold",
-            fix="check the source of the input: `headrace topic read` shows its changes",
-        )
+        raise never_there("aggregate")
     state: dict[str, pa.RecordBatch] = {}
     after: Columns = [pa.array(n)]
     at = 1
@@ -327,10 +327,13 @@ def _grouped(keys: Columns, rows: int, seed: int) -> tuple[Words, Numbers, Colum
     """The key hashes that occur, sorted; which of them each row has; and the keys of each."""
     if not keys:
         return np.zeros(1, np.uint64), np.zeros(rows, np.int64), []
+    codes, keys = each_once(keys)
     touched, heads, groups = np.unique(
-        key_hashes(keys, rows, seed), return_index=True, return_inverse=True
+        key_hashes(keys, len(keys[0]), seed), return_index=True, return_inverse=True
     )
-    return touched, groups, [key.take(pa.array(heads)) for key in keys]
+    found = [key.take(pa.array(heads)) for key in keys]
+    check_same(keys, [key.take(pa.array(groups)) for key in found])
+    return touched, groups if codes is None else groups[codes], found
 
 
 def _aligned(old: pa.RecordBatch, known: Numbers, groups: int) -> Columns:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace import errors
-from headrace.model.hashing import hash64
+from headrace.model.hashing import hash64, repeats
 from headrace.tables.runs import consolidate, state_batch, state_schema, weights
 
 WEIGHT = "_w"
@@ -121,6 +121,30 @@ def key_hashes(columns: Sequence[pa.Array], rows: int, seed: int) -> Words:
     return hash64(columns, seed) if columns else np.zeros(rows, np.uint64)
 
 
+def each_once(columns: Sequence[pa.Array]) -> tuple[Numbers | None, Sequence[pa.Array]]:
+    """Each combination of values once, and which of them each row has.
+
+    Where values repeat, what is done with each of them need not be done with each row. Values that
+    are one key may come several times (NaN, both zeros). Without repetition: None, and the columns.
+    """
+    codes: Any = None
+    found: list[pa.Array] = []
+    for column in columns:
+        if pa.types.is_nested(column.type) or not repeats(column):
+            return None, columns
+        one = column.dictionary_encode("encode")
+        if codes is None:
+            codes, found = one.indices, [one.dictionary]
+            continue
+        count = len(one.dictionary)
+        pair = codes.to_numpy().astype(np.int64) * count + one.indices.to_numpy()
+        both = pa.array(pair).dictionary_encode()
+        first, second = np.divmod(both.dictionary.to_numpy(), count)
+        codes = both.indices
+        found = [*(each.take(pa.array(first)) for each in found), one.dictionary.take(second)]
+    return codes.to_numpy(), found
+
+
 def keyed_rows(
     columns: Sequence[pa.Array],
     weight: Any,
@@ -149,6 +173,23 @@ def keyed(batch: pa.RecordBatch, keys: Sequence[int], seed: int) -> pa.RecordBat
     return keyed_rows(columns, weights(batch), [columns[i] for i in keys], schema, seed)
 
 
+def copies(rows: pa.RecordBatch, place: str) -> pa.Array:
+    """The places of keyed rows, each as often as its weight says."""
+    if (weights(rows) < 0).any():
+        raise never_there(place)
+    return pa.array(np.repeat(np.arange(rows.num_rows), weights(rows)))
+
+
+def never_there(place: str) -> errors.ViewStopped:
+    """The error for a row that is taken back and was never given."""
+    return errors.ViewStopped(
+        "a row disappears that was never there",
+        place=place,
+        why="an input retracts a row that it did not hold",
+        fix="check the source of the input: `headrace topic read` shows its changes",
+    )
+
+
 def consolidated(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
     """A change with equal rows added up and what cancels gone."""
     if not batch.num_rows:
@@ -162,8 +203,15 @@ def consolidated(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
 def pairs(left: pa.RecordBatch, right: pa.RecordBatch) -> tuple[Numbers, Numbers]:
     """The indexes of all pairs of rows with equal key hashes; both sides are keyed."""
     of_left, of_right = keys_of(left), keys_of(right)
-    low = np.searchsorted(of_right, of_left, "left")
-    counts = np.searchsorted(of_right, of_left, "right") - low
+    once = distinct(of_left)
+    low = np.searchsorted(of_right, once, "left")
+    counts = np.searchsorted(of_right, once, "right") - low
+    if len(once) < len(of_left):  # for each row what was found for its key
+        starts = np.searchsorted(of_left, once)
+        times = np.diff(starts, append=len(of_left))
+        low, counts = np.repeat(low, times), np.repeat(counts, times)
+    if (counts == 1).all():  # as where many rows look for one row each
+        return np.arange(len(of_left)), low
     in_left = np.repeat(np.arange(len(of_left)), counts)
     before = np.cumsum(counts) - counts
     in_right = np.arange(len(in_left)) + np.repeat(low - before, counts)

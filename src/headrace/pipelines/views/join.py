@@ -59,6 +59,7 @@ from headrace.pipelines.views.changes import (
     keyed,
     keyed_rows,
     keys_of,
+    never_there,
     nothing,
     pairs,
     row_columns,
@@ -207,17 +208,16 @@ class Block:
         in_left, in_right = pairs(left, right)
         if len(in_left):
             check_same(
-                [left.column(IDENTITY + i).take(in_left) for i in a.keys],
-                [right.column(IDENTITY + i).take(in_right) for i in b.keys],
+                _taken_at([left.column(IDENTITY + i) for i in a.keys], in_left),
+                _taken_at([right.column(IDENTITY + i) for i in b.keys], in_right),
             )
         return cls(left, right, in_left, in_right)
 
     def columns(self) -> list[pa.Array]:
         """The columns of the pairs, left then right."""
-        left, right = pa.array(self.in_left), pa.array(self.in_right)
         return [
-            *(column.take(left) for column in kept_columns(self.left)),
-            *(column.take(right) for column in kept_columns(self.right)),
+            *_taken_at(kept_columns(self.left), self.in_left),
+            *_taken_at(kept_columns(self.right), self.in_right),
         ]
 
     def weights(self) -> Numbers:
@@ -238,6 +238,14 @@ class Block:
         total = np.zeros(self.left.num_rows, np.int64)
         np.add.at(total, self.in_left, weights(self.right)[self.in_right])
         return total
+
+
+def _taken_at(columns: Sequence[pa.Array], rows: Numbers) -> Sequence[pa.Array]:
+    """These rows of the columns; as they are if these are all, in order."""
+    if len(columns) and len(rows) == len(columns[0]) and (rows == np.arange(len(rows))).all():
+        return columns
+    index = pa.array(rows)
+    return [column.take(index) for column in columns]
 
 
 def _residual(node: Join, blocks: list[Block]) -> list[Block]:
@@ -282,7 +290,7 @@ def _by_key(
     old = _weight_by_key(states[side.counts].probe(touched), touched)
     new = old + _weight_by_key(d_counts, touched)
     if (new < 0).any():
-        raise _negative()
+        raise never_there("join")
     if node.kind == "single" and (new > 1).any():
         _refuse_many(states[side.rows].probe(touched[new > 1]), d_this, touched[new > 1])
     rising, falling = (old == 0) & (new > 0), (old > 0) & (new == 0)
@@ -329,7 +337,7 @@ def _by_row(
     stays, appears = (old_weight != 0) & (new_weight != 0), (old_weight == 0) & (new_weight != 0)
     new_count = np.where(stays, old_count + d_count, np.where(appears, fresh, 0))
     if (new_count < 0).any():
-        raise _negative()
+        raise never_there("join")
     if node.kind == "single" and (new_count > 1).any():
         raise _many()
 
@@ -386,15 +394,6 @@ def _shown(
 
 def _as_output(node: Join, columns: list[pa.Array], weight: Numbers) -> pa.RecordBatch:
     return change(columns, weight, node.columns)
-
-
-def _negative() -> errors.HeadraceError:
-    return errors.ViewStopped(
-        "a row disappears that was never there",
-        place="join",
-        why="an input retracts a row that it did not hold",
-        fix="check the source of the input: `headrace topic read` shows its changes",
-    )
 
 
 def _many() -> errors.HeadraceError:

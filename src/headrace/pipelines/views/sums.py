@@ -6,7 +6,7 @@ give. So nothing may be rounded on the way:
 * **integers and decimals** are sums of 32-bit limbs, each in an int64: w * limb adds up without
   overflow for 2^31 rows, then carries are moved up. Two limbs for integers, four for decimals.
 * **floats**: each double is a whole number of 2^-1074, so their sum is a (big) whole number. Rows
-  are added up in numpy by group and by exponent, and only these few partial sums become Python
+  are added up in numpy by group and by digit, and only these few partial sums become Python
   integers. What is kept is that integer, without its zero bytes at the end: 10 to 20 bytes for
   values of ordinary size. NaN and the infinities are counted beside it: a deleted infinity leaves
   no trace. The result is the exact sum, rounded once; Spark's own, in whatever order its tasks ran,
@@ -18,6 +18,7 @@ the group to recompute from, and a second path; this is one path and needs no bo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,8 +29,9 @@ Numbers = npt.NDArray[np.int64]
 _MASK = 0xFFFF_FFFF
 _LEAST = 1074
 """The smallest double is 2 to the power of minus this."""
-_BLOCK = 32_768
-"""Rows added up at a time: everything stays in the processor's cache."""
+_HUGE = 2.0**960
+_MANY = 1 << 16
+"""Values and weights beyond are added up one by one."""
 
 
 def limbs_of(column: pa.Array) -> list[Numbers]:
@@ -82,58 +84,45 @@ def decimals(limbs: Sequence[Numbers], kind: pa.DataType) -> tuple[pa.Array, npt
     return pa.Array.from_buffers(kind, len(totals), [valid, buffer]), over
 
 
+def added_up(groups: Numbers, numbers: Numbers, count: int) -> Numbers:
+    """The sum of the numbers of each group."""
+    if np.abs(numbers).sum(dtype=np.float64) < 1 << 52:  # doubles hold them exactly, and are faster
+        return np.bincount(groups, numbers, count).astype(np.int64)
+    found = np.zeros(count, np.int64)
+    np.add.at(found, groups, numbers)
+    return found
+
+
 def exact_float_sums(
     groups: Numbers, values: npt.NDArray[np.float64], weight: Numbers, count: int
 ) -> list[int]:
-    """For each group the sum of weight * value in units of 2^-1074, exactly (finite values)."""
+    """For each group the sum of weight * value in units of 2^-1074, exactly (finite values).
+
+    Each value is cut into digits, from the top: ``(value + c) - c`` is the multiple of 2^grid that
+    is nearest, if c is 1.5 * 2^(grid + 52), and what is left is exact too. A digit has so few bits
+    that doubles add up those of all rows exactly. Values that have few bits have one digit.
+    """
     totals = [0] * count
-    block = max(_BLOCK, count)
-    for start in range(0, len(values), block):
-        part = slice(start, start + block)
-        _add_exactly(totals, groups[part], values[part], weight[part])
+    odd = (np.abs(values) > _HUGE) | (np.abs(weight) > _MANY)
+    if odd.any():
+        rows = (groups[odd].tolist(), values[odd].tolist(), weight[odd].tolist())
+        for group, value, times in zip(*rows, strict=True):
+            above, below = value.as_integer_ratio()
+            totals[group] += times * above * ((1 << _LEAST) // below)
+        groups, values, weight = groups[~odd], values[~odd], weight[~odd]
+    bits = 50 - int(np.abs(weight).sum()).bit_length()
+    while largest := float(np.abs(values).max(initial=0.0)):
+        grid = max(math.frexp(largest)[1] - bits, -_LEAST)
+        c = math.ldexp(1.5, grid + 52)
+        digit = values + c
+        digit -= c
+        sums = np.bincount(groups, digit * weight, count)
+        found = np.flatnonzero(sums)
+        units = np.ldexp(sums[found], -grid).astype(np.int64)
+        for group, unit in zip(found.tolist(), units.tolist(), strict=True):
+            totals[group] += unit << (grid + _LEAST)
+        values = values - digit
     return totals
-
-
-def _add_exactly(
-    totals: list[int], groups: Numbers, values: npt.NDArray[np.float64], weight: Numbers
-) -> None:
-    fraction, exponent = np.frexp(values)
-    mantissa = (fraction * (1 << 53)).astype(np.int64)  # value = mantissa * 2^(exponent - 53)
-    shift = exponent.astype(np.int64) + (_LEAST - 53)
-    below = shift < 0  # subnormal: the lowest bits of the mantissa are zero
-    if below.any():
-        mantissa = np.where(below, mantissa >> np.minimum(-shift, 63), mantissa)
-        shift = np.maximum(shift, 0)
-    step, within = shift >> 5, shift & 31
-    least = int(step.min())
-    span = int(step.max()) - least + 1
-    places = groups * span + (step - least)
-    for bits, half in ((0, mantissa & 0x7FF_FFFF), (27, mantissa >> 27)):
-        moved = half << within  # at most 58 bits: two limbs, so that sums cannot overflow
-        limbs = moved & _MASK, moved >> 32
-        found, low, high = _limb_sums(places, *limbs, weight, len(totals) * span)
-        for place, a, b in zip(found.tolist(), low.tolist(), high.tolist(), strict=True):
-            group, steps = divmod(place, span)
-            totals[group] += ((b << 32) + a) << ((steps + least) * 32 + bits)
-
-
-def _limb_sums(
-    places: Numbers, low: Numbers, high: Numbers, weight: Numbers, count: int
-) -> tuple[Numbers, Numbers, Numbers]:
-    """The places that occur, and at each the sums of weight * limb; limbs have 32 bits."""
-    if count <= 4 * len(places) + 1024 and np.abs(weight).sum() < 1 << 21:
-        # Sums of so few limbs are below 2^53: doubles hold them exactly, and need no order.
-        sums = [np.bincount(places, limb * weight, count).astype(np.int64) for limb in (low, high)]
-        found = np.flatnonzero(sums[0] | sums[1])
-        return found, sums[0][found], sums[1][found]
-    order = np.argsort(places, kind="stable")
-    placed, of_row = places[order], weight[order]
-    starts = np.flatnonzero(np.concatenate(([True], placed[1:] != placed[:-1])))
-    return (
-        placed[starts],
-        np.add.reduceat(low[order] * of_row, starts),
-        np.add.reduceat(high[order] * of_row, starts),
-    )
 
 
 def packed(total: int) -> bytes:

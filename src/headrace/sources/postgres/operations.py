@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.sources.complete import DELETE, INSERT, UPDATE, Operations
-from headrace.sources.postgres.protocol import OLD, RawColumns, Rows, join
-from headrace.sources.postgres.values import PgType, Reader, arrow_type, reader
+from headrace.sources.postgres.protocol import OLD, RawColumns, Rows, Texts, join
+from headrace.sources.postgres.values import PgType, Reader, array_of, arrow_type, reader
 
 KINDS = {"i": INSERT, "u": UPDATE, "d": DELETE}
 Numbers = npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ class Format:
     key: tuple[str, ...]
     numeric_as_text: bool = False
 
-    def column(self, at: int, texts: pa.Array) -> pa.Array:
+    def column(self, at: int, texts: Texts) -> pa.Array:
         """The values that the server has printed so."""
         read, wanted = self._readers[at]
         found = read(texts)
@@ -114,26 +114,28 @@ def operations(runs: Sequence[Rows], form: Format) -> Operations:
     )
 
 
-def _ordered(parts: list[pa.Array], order: pa.Array | None) -> pa.Array:
-    whole = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+def _ordered(parts: list[Texts], order: pa.Array | None) -> Texts:
+    if len(parts) == 1 and order is None:
+        return parts[0]
+    whole = pa.concat_arrays([array_of(one) for one in parts])
     return whole if order is None else whole.take(order)
 
 
-def _texts(raw: RawColumns | None, at: int, rows: int) -> pa.Array:
-    return pa.nulls(rows, pa.binary()) if raw is None else raw.values[at]
+def _texts(raw: RawColumns | None, at: int, rows: int) -> Texts:
+    return [None] * rows if raw is None else raw.values[at]
 
 
-def _read_texts(run: Rows, at: int) -> pa.Array:
+def _read_texts(run: Rows, at: int) -> Texts:
     """The key of the row that was there: as the database says, else that of the new row."""
     old, kinds, new = run.old, run.old_kind, run.new
     if run.op == "i" or (old is None and new is None):
-        return pa.nulls(len(run), pa.binary())
+        return [None] * len(run)
     if old is None or kinds is None:
         assert new is not None
         return new.values[at]
     if new is None or kinds.all():
         return old.values[at]
-    both = pa.concat_arrays([old.values[at], new.values[at]])
+    both = pa.concat_arrays([array_of(old.values[at]), array_of(new.values[at])])
     rows = np.arange(len(run))
     return both.take(pa.array(np.where(kinds != 0, rows, rows + len(run))))
 
@@ -157,7 +159,9 @@ def _given(
     columns = [
         form.column(
             number,
-            pa.concat_arrays([run.old.values[at].take(rows) for run, rows in chosen if run.old]),
+            pa.concat_arrays(
+                [array_of(run.old.values[at]).take(rows) for run, rows in chosen if run.old]
+            ),
         )
         for number, at in enumerate(form.places)
     ]

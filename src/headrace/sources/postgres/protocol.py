@@ -54,6 +54,8 @@ SHORT_RUN: Final = 32
 """Runs of fewer rows are read row by row."""
 
 Places = npt.NDArray[np.int64]
+Texts = pa.BinaryArray | list[bytes | None]
+"""Values of a column as the server printed them; a list where they are few."""
 
 _XLOG_DATA = Struct(">QQq")
 _KEEPALIVE = Struct(">QqB")
@@ -193,8 +195,8 @@ class Message:
 class RawColumns:
     """Rows by column, the values as the server's text."""
 
-    values: list[pa.BinaryArray]
-    """May be slices of one array; null also where the value is not given."""
+    values: list[Texts]
+    """Null also where the value is not given."""
     unchanged: list[npt.NDArray[np.bool_] | None]
     """Per row whether the value was left out because an update did not touch it (TOAST)."""
 
@@ -413,32 +415,14 @@ def _read_short(
 
 
 def _short_columns(rows: list[list[Any]], width: int) -> RawColumns:
-    """Columns of a few rows: one array with the columns one behind the other, and slices of it."""
-    count = len(rows)
-    flat = (
-        rows[0] if count == 1 else [value for column in zip(*rows, strict=True) for value in column]
-    )
+    """Columns of a few rows, as lists: what Arrow would cost is most of the time of a lone row."""
+    values: list[Texts] = [list(column) for column in zip(*rows, strict=True)]
     unchanged: list[npt.NDArray[np.bool_] | None] = [None] * width
-    if UNCHANGED in flat:
-        for column in range(width):
-            of_column = [
-                value is UNCHANGED for value in flat[column * count : (column + 1) * count]
-            ]
-            if any(of_column):
-                unchanged[column] = np.array(of_column)
-    valid = None
-    if None in flat or UNCHANGED in flat:
-        bits = 0
-        for place, value in enumerate(flat):
-            if value is not None and value is not UNCHANGED:
-                bits |= 1 << place
-        valid = pa.py_buffer(bits.to_bytes(len(flat) // 8 + 1, "little"))
-        flat = [value if value is not None and value is not UNCHANGED else b"" for value in flat]
-    offsets = np.fromiter(accumulate(map(len, flat), initial=0), np.int32, len(flat) + 1)
-    buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(b"".join(flat))]
-    whole = pa.Array.from_buffers(_BINARY, len(flat), buffers)
-    part = whole.slice
-    return RawColumns([part(place, count) for place in range(0, len(flat), count)], unchanged)
+    for place, column in enumerate(values):
+        if UNCHANGED in column:
+            unchanged[place] = np.array([value is UNCHANGED for value in column])
+            values[place] = [None if value is UNCHANGED else value for value in column]
+    return RawColumns(values, unchanged)
 
 
 _BINARY = pa.binary()

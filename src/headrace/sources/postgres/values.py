@@ -50,6 +50,7 @@ import re
 from binascii import unhexlify
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from struct import Struct
 from typing import Any
 
@@ -59,11 +60,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import TypeNotCarried, ValueNotCarried
+from headrace.sources.postgres.protocol import Texts
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-Reader = Callable[[pa.Array], pa.Array]
+Reader = Callable[[Texts], pa.Array]
 One = Callable[[bytes, pa.DataType], int]
 
 
@@ -216,11 +218,9 @@ def reader(pg_type: PgType, arrow: pa.DataType, column: str = "") -> Reader:
         of = of.base
     one = _text if pa.types.is_string(arrow) else _ONES.get(of.oid)
 
-    def read(texts: pa.Array) -> pa.Array:
-        if not pa.types.is_binary(texts.type):
-            texts = texts.cast(pa.binary())
+    def read(texts: Texts) -> pa.Array:
         few = _few(texts, one, arrow) if one is not None and len(texts) <= FEW else None
-        return _convert(texts, of, arrow, column) if few is None else few
+        return _convert(array_of(texts), of, arrow, column) if few is None else few
 
     return read
 
@@ -238,13 +238,28 @@ def _convert(texts: pa.Array, pg_type: PgType, arrow: pa.DataType, column: str) 
     return _READERS.get(pg_type.oid, _numbers)(texts, arrow, column)
 
 
-def _few(texts: pa.Array, one: One, arrow: pa.DataType) -> pa.Array | None:
+def array_of(texts: Texts) -> pa.Array:
+    """In Arrow, whatever they are; not by `pa.array`, which asks pandas first."""
+    if not isinstance(texts, list):
+        return texts if pa.types.is_binary(texts.type) else texts.cast(pa.binary())
+    given = [text or b"" for text in texts]
+    places = np.fromiter(accumulate(map(len, given), initial=0), np.int32, len(given) + 1)
+    parts = [_there(texts), pa.py_buffer(places), pa.py_buffer(b"".join(given))]
+    return pa.Array.from_buffers(pa.binary(), len(given), parts)
+
+
+def _there(texts: Sequence[bytes | None]) -> pa.Buffer | None:
+    """The bits that say which are not null; None: all."""
+    return pa.py_buffer(_bits([text is not None for text in texts])) if None in texts else None
+
+
+def _few(texts: Texts, one: One, arrow: pa.DataType) -> pa.Array | None:
     """A few values, one by one; None: one of them is not as they usually are."""
-    given = texts.to_pylist()
+    given: list[bytes | None] = texts if isinstance(texts, list) else texts.to_pylist()
     try:
         numbers = [0 if text is None else one(text, arrow) for text in given]
         if one is _text:
-            return texts.view(arrow)
+            return array_of(texts).view(arrow)
         if arrow.bit_width == 1:
             content = _bits(numbers)
         else:
@@ -254,8 +269,7 @@ def _few(texts: pa.Array, one: One, arrow: pa.DataType) -> pa.Array | None:
             )
     except (ValueError, OverflowError, ValueNotCarried):
         return None
-    there = pa.py_buffer(_bits([text is not None for text in given])) if None in given else None
-    return pa.Array.from_buffers(arrow, len(given), [there, pa.py_buffer(content)])
+    return pa.Array.from_buffers(arrow, len(given), [_there(given), pa.py_buffer(content)])
 
 
 def _bits(flags: Sequence[int]) -> bytes:
