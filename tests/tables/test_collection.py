@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -248,24 +249,26 @@ def test_reading_the_least_rows_of_a_hot_key_opens_few_pieces(
     assert len(fresh._pieces) <= 4
 
 
-WORDS = [
-    lambda r, n: r.integers(0, 2**64, n, dtype=np.uint64),  # all different
-    lambda r, n: r.integers(0, 2**64, n // 50 + 1, dtype=np.uint64)[r.integers(0, n // 50 + 1, n)],
-    lambda r, n: r.integers(0, 3, n).astype(np.uint64),
-    lambda r, n: np.full(n, 2**64 - 1, np.uint64),
-    lambda r, n: (r.integers(0, 9, n).astype(np.uint64) << np.uint64(60)) | r.integers(
-        0, 9, n
-    ).astype(np.uint64),  # equal in all bits that are sorted by first
-    lambda r, n: np.sort(r.integers(0, 2**64, n, dtype=np.uint64)),
-]  # fmt: skip
+def words(chance: np.random.Generator, rows: int) -> list[npt.NDArray[np.uint64]]:
+    """Words of all kinds."""
+    any_ = chance.integers(0, 2**64, rows, dtype=np.uint64)
+    few = chance.integers(0, 9, (2, rows)).astype(np.uint64)
+    return [
+        any_,
+        any_[chance.integers(0, rows // 50 + 1, rows)],
+        few[0],
+        np.full(rows, 2**64 - 1, np.uint64),
+        few[0] << np.uint64(60) | few[1],  # many are equal in all bits that are sorted by first
+        np.sort(any_),
+    ]
 
 
 @pytest.mark.parametrize("rows", [1, 100, 5_000, 70_000])
 def test_words_are_sorted_whatever_they_look_like(rows: int) -> None:
     chance = np.random.default_rng(rows)
-    for first in WORDS:
-        for second in WORDS:
-            columns = [first(chance, rows), second(chance, rows)]
+    for first in words(chance, rows):
+        for second in words(chance, rows):
+            columns = [first, second]
             order = sorted_order(columns)
             found = columns if order is None else [column[order] for column in columns]
             right = np.lexsort(columns[::-1])
