@@ -85,8 +85,6 @@ class Levels:
         self.main = [level.main for level in levels]
         self.drain = [level.drain for level in levels]
         self._bytes = min(PIECE_BYTES, max(PIECE_MIN, packs.may_hold // 8))
-        self._slice = SLICE
-        """`SLICE`, or fewer where rows are wide."""
 
     def result(self) -> list[Level]:
         """The levels as they are now."""
@@ -97,7 +95,6 @@ class Levels:
 
     def take_in(self, change: pa.RecordBatch) -> None:
         """Add the rows of a change and do the merges that are due."""
-        self._slice = self._rows_of_piece(change)
         rows, weight = consolidation(change)
         count = change.num_rows if rows is None else len(rows)
         if not count:
@@ -110,7 +107,8 @@ class Levels:
         if found is not None and found.rows + count > capacity(at):
             self._move_down(at)
             found = None
-        if found is not None and found.rows + count <= self._slice:  # in memory, written once
+        if found is not None and self._small(found.rows + count, found.bytes + change.nbytes):
+            # in memory, written once
             parts = list(found.between(self.packs, None, None))
             parts.append(_rows_of(change, rows, weight, 0, count))
             self.main[at] = self._written([consolidate_runs(parts)])
@@ -214,7 +212,8 @@ class Levels:
         for at in range(len(self.drain)):
             taken_in += self._rows(self.main[at])
             while (drain := self.drain[at]) is not None:
-                small = drain.rows + self._rows(self.main[at + 1]) <= self._slice
+                both = [run for run in (drain, self.main[at + 1]) if run is not None]
+                small = self._small(sum(r.rows for r in both), sum(r.bytes for r in both))
                 if not small and drain.rows <= capacity(at) - taken_in:
                     break
                 self._drain_step(at)
@@ -236,7 +235,8 @@ class Levels:
         """Merge the beginning of `drain` into the pieces of `target` where it belongs."""
         begin = max(0, bisect_right(target.firsts, drain.firsts[0]) - 1)
         end, rows = begin, 0
-        while end < len(target.slices) and (end == begin or rows < self._slice // 2):
+        half = self._slice_of(target) // 2
+        while end < len(target.slices) and (end == begin or rows < half):
             rows += target.slices[end].hi - target.slices[end].lo
             end += 1
         stop = target.firsts[end] if end < len(target.slices) else None
@@ -258,18 +258,26 @@ class Levels:
 
     def _shorter(self, drain: Run, stop: Identity | None) -> Identity | None:
         """An earlier stop, if more than two slices of `drain` lie before this one."""
-        rows = 0
+        rows, most = 0, self._slice_of(drain)
         for one in drain.slices:
             if stop is not None and one.first >= stop:
                 break
-            if rows >= self._slice:
+            if rows >= most:
                 return one.first
-            if rows + one.hi - one.lo > 2 * self._slice:
+            if rows + one.hi - one.lo > 2 * most:
                 words = self.packs.piece(one.ref).words
-                cut: Identity = tuple(int(column[one.lo + self._slice]) for column in words)
+                cut: Identity = tuple(int(column[one.lo + most]) for column in words)
                 return cut if stop is None or cut < stop else stop
             rows += one.hi - one.lo
         return stop
+
+    def _small(self, rows: int, size: int) -> bool:
+        """Whether so much is merged at once."""
+        return rows <= SLICE and size <= self._bytes
+
+    def _slice_of(self, run: Run) -> int:
+        """`SLICE`, or fewer where rows are wide."""
+        return max(1, min(SLICE, self._bytes * run.rows // max(1, run.bytes)))
 
     def _rows_of_piece(self, batch: pa.RecordBatch) -> int:
         """How many rows of this kind a piece gets."""

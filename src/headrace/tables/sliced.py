@@ -64,7 +64,7 @@ class Slice(NamedTuple):
 class Run:
     """Slices in order: one sorted batch in pieces."""
 
-    __slots__ = ("_index", "_keys", "firsts", "rows", "slices")
+    __slots__ = ("_bytes", "_index", "_keys", "firsts", "rows", "slices")
 
     def __init__(self, slices: Sequence[Slice]) -> None:
         """At least one slice, none empty."""
@@ -73,11 +73,21 @@ class Run:
         self.rows = sum(one.hi - one.lo for one in slices)
         self._keys: Words | None = None
         self._index: pa.RecordBatch | None = None
+        self._bytes: int | None = None
 
     @property
     def in_memory(self) -> bool:
         """Whether it is not on the disk."""
         return isinstance(self.slices[0].ref, Held)
+
+    @property
+    def bytes(self) -> int:
+        """About how many it has."""
+        if self._bytes is None:
+            self._bytes = sum(
+                (one.hi - one.lo) * one.ref.length // one.ref.rows for one in self.slices
+            )
+        return self._bytes
 
     @property
     def index(self) -> pa.RecordBatch:
