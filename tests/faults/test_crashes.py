@@ -79,6 +79,13 @@ def test_a_run_and_its_states_repeat_to_the_letter() -> None:
     assert one.history == two.history
 
 
+def test_processes_share_the_crash_points() -> None:
+    limits = Limits(bound=4, points=8, again=0.0)
+    one, two = (one_round("writers", 1, limits, jobs=jobs) for jobs in (1, 2))
+    assert (two.tally.points, two.tally.states) == (one.tally.points, one.tally.states)
+    assert (two.reports(), one.reports()) == ([], [])
+
+
 def test_one_path_can_be_taken_again() -> None:
     one = replay("plain", 1, [(100, 1), (20, 0)], bound=10)
     assert (one.tally.states, one.tally.second) == (2, 1)

@@ -21,7 +21,7 @@ from headrace.log.embedded.check import check
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.settings import LogSettings
 from headrace.testing.damage import Damage, contents_of, damages, spoil
-from headrace.testing.decay import Aged, aged, examine
+from headrace.testing.decay import Aged, Unread, aged, examine
 from headrace.testing.promises import Content
 from headrace.testing.real import Rebooted
 from headrace.testing.simulation import SCHEMA, TOPICS, content_of, rows_to_write
@@ -33,14 +33,15 @@ def log(seed: int) -> Aged:
 
 
 @pytest.mark.parametrize(
-    ("part", "seed"), [("journal", 1), ("journal", 2), ("pieces", 1), ("rest", 1)]
+    ("part", "seed"),
+    [("journal", 1), ("journal", 2), ("pieces", 1), ("archive", 1), ("rest", 1)],
 )
 def test_nothing_is_silent(part: str, seed: int) -> None:
     found: Counter[str] = Counter()
     wrong = []
-    for damage in log(seed).damages(Random(seed), 2 if part == "journal" else 1):
+    for damage in log(seed).damages(Random(seed), 2 if part in ("journal", "archive") else 1):
         kind = damage.file.partition("/")[0]
-        if (kind if kind in ("journal", "pieces") else "rest") == part:
+        if (kind if kind in ("journal", "pieces", "archive") else "rest") == part:
             how, what = examine(log(seed), damage)
             found[how] += 1
             if what:
@@ -48,6 +49,15 @@ def test_nothing_is_silent(part: str, seed: int) -> None:
     assert wrong == []
     assert sum(found.values()) > 60
     assert found["harmless"] < sum(found.values()) or part == "rest"
+
+
+def test_what_nobody_reads_is_harmless() -> None:
+    """Damage that need not be examined comes to nothing when it is."""
+    unread, rng = Unread(log(1)), Random(1)
+    every = list(log(1).damages(rng, 2))
+    covered = [damage for damage in every if unread.covers(damage)]
+    assert 20 < len(covered) < len(every) / 2
+    assert {examine(log(1), one) for one in rng.sample(covered, 20)} == {("harmless", "")}
 
 
 def real_log(folder: Path) -> Content:

@@ -63,21 +63,30 @@ def damages(
     contents: Mapping[str, bytes], rng: Random, *, each: int = 3,
     others: Mapping[str, Mapping[str, bytes]] | None = None,
 ) -> Iterator[Damage]:  # fmt: skip
-    """Ways to spoil each file, `each` of a kind.
+    """Ways to spoil each file, `each` of a kind; all of them change something.
 
     `others` are other versions of the same files, by a name for them: an older one, or that of a
     copy that went another way.
     """
     for name, content in contents.items():
-        yield Damage(name, "deleted", lambda _: None)
-        yield from _lengths(name, content, rng, each)
-        end = max(1, len(content.rstrip(b"\0")))
-        if content:
-            yield from _bits(name, content, end, rng, each)
-            yield from _blocks(name, content, end, rng, each)
-        for title, versions in (others or {}).items():
-            if name in versions and versions[name] != content:
-                yield from _stale(name, title, content, versions[name], rng, each)
+        versions = {title: files[name] for title, files in (others or {}).items() if name in files}
+        for damage in _ways(name, content, versions, rng, each):
+            if damage.change(content) != content:
+                yield damage
+
+
+def _ways(
+    name: str, content: bytes, versions: Mapping[str, bytes], rng: Random, each: int
+) -> Iterator[Damage]:
+    yield Damage(name, "deleted", lambda _: None)
+    yield from _lengths(name, content, rng, each)
+    end = max(1, len(content.rstrip(b"\0")))
+    if content:
+        yield from _bits(name, content, end, rng, each)
+        yield from _blocks(name, content, end, rng, each)
+    for title, version in versions.items():
+        if version != content:
+            yield from _stale(name, title, content, version, rng, each)
 
 
 def _lengths(name: str, content: bytes, rng: Random, each: int) -> Iterator[Damage]:

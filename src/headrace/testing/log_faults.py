@@ -29,7 +29,7 @@ from headrace.testing.nursery import Nursery
 from headrace.testing.promises import TAKEN, History
 from headrace.testing.real import SMALL, Rebooted, account, history_from, prepare
 
-ROUND = {"kills": 25, "cuts": 25, "damage": 500}
+ROUND = {"kills": 25, "cuts": 25, "damage": 1000}
 """Faults until a new log is begun: judging reads all of it."""
 
 
@@ -242,7 +242,7 @@ def _counted(history: History, **faults: int) -> Counter[str]:
 
 def decay(one: Round) -> Found:
     """Spoil a log, a choice of all ways to spoil each of its files."""
-    from headrace.testing.decay import aged, examine
+    from headrace.testing.decay import HARMLESS, Unread, aged, examine
 
     counted: Counter[str] = Counter()
     wrong: list[str] = []
@@ -250,10 +250,13 @@ def decay(one: Round) -> Found:
     while counted["damages"] < one.faults:
         seed = rng.randrange(1, 1 << 30)
         log = aged(seed, (1, 2))
-        every = list(log.damages(rng, 4))
+        unread, every = Unread(log), list(log.damages(rng, 4))
         counted["logs"] += 1
         for damage in rng.sample(every, min(len(every), one.faults - counted["damages"])):
-            how, what = examine(log, damage)
+            if unread.covers(damage):
+                how, what = f"{HARMLESS}, not read", ""
+            else:
+                how, what = examine(log, damage)
             counted["damages"] += 1
             counted[f"noticed: {how}" if how else "silent"] += 1
             counted[f"of {damage.file.partition('/')[0]}"] += 1

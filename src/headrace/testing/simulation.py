@@ -18,6 +18,7 @@ from typing import Any
 
 from headrace import errors
 from headrace.log.embedded.check import check
+from headrace.log.embedded.keeper import pieces_of
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.embedded.orphans import PATIENCE_SECONDS
 from headrace.model.policy import Policy
@@ -321,14 +322,15 @@ def _probe(run: Run, opening: Opening) -> None:
             machine.clock_us += round(2e6 * PATIENCE_SECONDS)
         opening.final.append((len(machine.ops), content_of(again)))
         agreeing(again)
-    left = [name for name in _must_be_sound(machine.process(), "after all") if "piece" in name]
-    if left:
-        raise AssertionError(f"pieces that nobody will ever name: {left}")
+        numbers = again.journal.files.numbers()
+        named = {name for number in numbers for name in pieces_of(again, number)}
+        left = set(machine.process().listdir(again.pieces.folder)) - named
+        if left:
+            raise AssertionError(f"pieces that nobody will ever name: {left}")
+    _must_be_sound(machine.process(), "after all")
 
 
-def _must_be_sound(process: SimulatedProcess, when: str) -> list[str]:
-    """What no entry names, if nothing else is wrong."""
+def _must_be_sound(process: SimulatedProcess, when: str) -> None:
     report = check(process, FOLDER)
     if not report.ok:
         raise AssertionError(f"check {when}: {report.problems[0].render()}")
-    return report.orphans

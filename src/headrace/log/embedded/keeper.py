@@ -372,9 +372,9 @@ class Keeper:
     def _delete_journal_file(self, number: int, needed: set[int], done: Turn) -> None:
         """Its pieces first, unless a file that stays names them too."""
         journal, pieces = self._log.journal, self._log.pieces
-        named = set(_pieces_of(self._log, number))
+        named = set(pieces_of(self._log, number))
         for other in needed if named else ():
-            named -= set(_pieces_of(self._log, other))
+            named -= set(pieces_of(self._log, other))
         for name in sorted(named):
             journal.system.unlink(pieces.path(name))
             done.deleted.append(f"pieces/{name}")
@@ -501,7 +501,7 @@ def _named_lately(journal: Journal) -> Iterator[str]:
         address = record.previous_control
 
 
-def _pieces_of(log: EmbeddedLog, number: int) -> Iterator[str]:
+def pieces_of(log: EmbeddedLog, number: int) -> Iterator[str]:
     """The pieces that entries of a journal file name."""
     files = log.journal.files
     end = address_of(number, files.file(number)[1])

@@ -116,8 +116,10 @@ class EmbeddedLog:
         if journal is not None:
             journal.sync_lock.signal(EVERYBODY)
             self._finalizer.detach()
-            self.pieces.close()
-            _close(journal, self._housekeeper)
+            try:
+                _close(journal, self._housekeeper)
+            finally:
+                self.pieces.close()
             del self._housekeeper, self._drafter  # they hold the maps of the journal
 
     def __enter__(self) -> EmbeddedLog:
