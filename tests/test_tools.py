@@ -57,7 +57,7 @@ def test_run_passes_on_what_it_does_not_know_with_its_exit_code() -> None:
 def test_run_works_through_a_link_from_any_folder(tmp_path: Path) -> None:
     link = tmp_path / "hr"
     link.symlink_to(ROOT / "run")
-    command = [link, "python", "-c", "import headrace; print(headrace.__file__)"]
+    command = [str(link), "python", "-c", "import headrace; print(headrace.__file__)"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == str(ROOT / "src" / "headrace" / "__init__.py"), done.stderr
 

@@ -268,6 +268,11 @@ def test_types_that_are_not_carried(connection: psycopg.Connection[Any]) -> None
     )
 
 
+def test_columns_that_differ_by_case_only(connection: psycopg.Connection[Any]) -> None:
+    connection.execute('alter table orders add column "ID" int')
+    assert bad(connection, "warning")["table public.orders"].what == 'column "ID" is there twice'
+
+
 def test_tables_that_no_statement_helps(connection: psycopg.Connection[Any]) -> None:
     connection.execute("create table arrays(id int[] primary key); create table nothing()")
     found = bad(connection, "warning")["table public.arrays"]

@@ -104,6 +104,9 @@ def test_a_slot_that_was_moved_is_told_from_one_that_was_made_again(
         shop.run("caught up")
         assert shop.state is not None
         slot = shop.state.slot
+        active = "select from pg_replication_slots where slot_name = %s and active"
+        while connection.execute(active, (slot,)).fetchone() is not None:  # a moment longer
+            time.sleep(0.01)
         for number in range(2, 20):
             connection.execute("insert into t values (%s)", (number,))
             connection.execute("select pg_log_standby_snapshot()")

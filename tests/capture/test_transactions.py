@@ -651,6 +651,7 @@ def test_a_server_says_what_was_done(database: Database) -> None:
 
     made = source.capture(work)
     big = made[0].changes[0].new.values[2][1]  # type: ignore[index, union-attr]
+    assert big is not None
     assert len(big) == 32 * 200
     assert [outlined(one) for one in made[:9]] == [
         [

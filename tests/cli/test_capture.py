@@ -20,6 +20,7 @@ import pytest
 
 import headrace as hr
 from headrace import errors
+from headrace.sources.postgres.state import State
 from tests.capture.conftest import Database, database, postgres
 from tests.cli.conftest import Headrace, started
 
@@ -243,13 +244,13 @@ def test_a_connection_that_is_cut_is_said_and_made_again(
 def test_status_says_how_far_a_snapshot_is(added: Headrace, folder: str) -> None:
     caught_up(added)
     with hr.connect(folder) as log:
-        writer = log.writer("capture/shop")
-        state = dict(writer.state or {})
-        state["tables"]["public.orders"] |= {
-            "status": "snapshotting", "rows": 1000, "of": 5000, "rate": 200.0
-        }  # fmt: skip
-        with writer.transaction(state=state):
-            pass
+        state = State.load(log, "shop")
+        assert state is not None
+        orders = state.tables["public.orders"]
+        orders.status, orders.rows, orders.of, orders.rate = "snapshotting", 1000, 5000, 200.0
+        with log.transaction() as transaction:
+            for name, value in state.unsaved("shop").items():
+                transaction.put(name, value)
     (one,) = added("capture", "status", "shop", "--json").json
     table = one["tables"]["public.orders"]
     assert (table["rows_read"], table["rows_estimated"]) == (1000, 5000)

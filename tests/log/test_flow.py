@@ -207,6 +207,8 @@ def test_producers_wait_no_more_when_it_is_over(t: EmbeddedLog, end: str) -> Non
         t.append("t", rows(1))
     if end == "deleted":
         t.delete_group("s")
+        t.copy_group("g", "s")  # another group of its name
+        assert t.group("s").state.pressure is None
     elif end == "another flow":
         t.consumer("t", "s").close()
     else:

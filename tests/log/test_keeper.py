@@ -9,6 +9,7 @@ never go; damage of a sealed file. Not caught: crashes, which are the enumerator
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -313,6 +314,24 @@ def test_without_what_was_written_down_it_is_said_that_nobody_knows(
     log.delete_topic("a")
     seal(log)
     assert not path.exists()
+
+
+def test_rows_go_on_a_full_disk_though_nobody_writes_down_which(folder: str) -> None:
+    machine = Machine()
+    with machine_log(folder, machine, **SMALL) as log:
+        log.create_topic("a", "id bigint")
+        at = log.append("a", [{"id": 1}]).position
+        log.append("a", [{"id": 2}])
+        log.set_topic("a", retention_bytes=1)
+        full = OSError(errno.ENOSPC, "no space left")
+        machine.fails = lambda call, path: full if "/gone/" in path else None
+        keeper = log.keeper()
+        assert keeper.turn(close=True).dropped
+        keeper.release()
+        assert log.starts("a") == [2]
+        with pytest.raises(errors.OffsetsGone) as raised:
+            next(log.read("a", after=at))
+        assert not raised.value.details["exact"]
 
 
 def test_a_topic_whose_rows_are_all_gone_goes_on_at_its_offset(log: EmbeddedLog) -> None:

@@ -56,23 +56,6 @@ def test_a_transaction_has_as_many_parts_as_it_likes(shop: EmbeddedLog) -> None:
     assert sorted(values(shop.read("orders"))) == list(range(1500))
 
 
-@pytest.mark.parametrize(
-    ("topic", "partition", "offset", "error"),
-    [
-        ("ordres", 0, 1, errors.UnknownTopic),
-        ("orders", 4, 1, errors.BadPosition),
-        ("orders", -1, 1, errors.BadPosition),
-        ("orders", 0, -1, errors.BadPosition),
-    ],
-)
-def test_progress_where_nothing_is_cannot_be_committed(
-    shop: EmbeddedLog, topic: str, partition: int, offset: int, error: type[Exception]
-) -> None:
-    transaction = shop.transaction()
-    with pytest.raises(error):
-        transaction.commit_offsets("g", {topic: {partition: offset}})
-
-
 def test_a_value_has_a_name(shop: EmbeddedLog) -> None:
     for name in (None, "", 5):
         with pytest.raises(errors.BadRows):
@@ -239,3 +222,26 @@ def test_nothing_can_be_added_to_a_transaction_that_is_over(log: EmbeddedLog, fa
         with pytest.raises(errors.BadRows, match="over"):
             add()
     assert rows(log.read("t")) == ([] if fails else [{"a": 1}])
+
+
+@pytest.mark.parametrize(
+    ("offsets", "error"),
+    [
+        ({"ordres": {0: 1}}, errors.UnknownTopic),
+        ({"orders": {4: 1}}, errors.BadPosition),
+        ({"orders": {-1: 1}}, errors.BadPosition),
+        ({"orders": {"0": 1}}, errors.BadPosition),
+        ({"orders": {0: -1}}, errors.BadPosition),
+        ({"orders": {0: 1.5}}, errors.BadPosition),
+    ],
+)
+def test_offsets_of_what_is_not_there_are_refused(
+    log: EmbeddedLog, offsets: Any, error: type[errors.HeadraceError]
+) -> None:
+    """They were taken, and then nobody could ask how far the group is behind."""
+    log.create_topic("orders", "id bigint", partitions=4)
+    before = log.position
+    with pytest.raises(error), log.transaction() as transaction:
+        transaction.append("orders", [{"id": 1}])
+        transaction.commit_offsets("g", offsets)
+    assert (log.position, log.groups()) == (before, [])

@@ -98,6 +98,11 @@ select x from (select id * 2 x, qty from orders where qty > 1) where x > 10
 select address.city, struct(address, name) s, map_keys(prefs) k from customers
 -- lambdas
 select transform(tags, x -> concat(x, '!')) t, filter(tags, x -> x > 'a') f from orders
+-- lambdas_and_nulls
+select transform(array(qty, null), x -> x + 1) t, filter(array(qty), x -> x is null) f,
+aggregate(xs, 0, (a, x) -> a + coalesce(x, 0)) a, transform(xs, x -> x * 2) x, map_filter(prefs, (k,
+v) -> v > 0) m, transform_values(prefs, (k, v) -> v) v from (select array(qty, null, cast(id as
+int)) xs, qty, prefs from orders o left join customers c on o.customer_id = c.customer_id)
 -- explode
 select id, tag from orders lateral view explode(tags) t as tag where tag <> 'b'
 -- explode_outer

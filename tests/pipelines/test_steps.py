@@ -492,3 +492,24 @@ def test_keys_that_repeat_are_grouped_as_others_are() -> None:
         assert (touched[groups] == hashes).all()
         assert len({*hashes.tolist()}) == len(touched)
         assert (key_hashes(found, len(touched), SEED) == touched).all()
+
+
+@pytest.mark.parametrize("kind", ["aggregate", "left", "regroup"])
+def test_a_row_that_goes_and_was_never_there_stops(tmp_path: Any, kind: str) -> None:
+    over = scan("a", INT, INT)
+    columns = pa.schema([("c0", INT), ("c1", INT)])
+    same: Any = lambda rows: rows  # noqa: E731
+    node: Node = Regroup(over=over, keys=(0,), groups=same, columns=columns, **PLAIN)
+    if kind == "aggregate":
+        calls = (Call("count", None, None, INT),)
+        node = Aggregate(over=over, keys=(0,), calls=calls, columns=columns, **PLAIN)
+    if kind == "left":
+        node = Join(
+            kind="left", left=scan("b", INT, INT), right=over, left_keys=(0,), right_keys=(0,),
+            null_safe=(False,), residual=None,
+            columns=pa.schema([(f"c{i}", INT) for i in range(4)]), **PLAIN,
+        )  # fmt: skip
+    packs = Packs(str(tmp_path))
+    engine = Engine({"v": node}, {"a": "a", "b": "b"}, packs, SEED)
+    with pytest.raises(errors.ViewStopped, match="never there"):
+        engine.step({"a": as_change(over, Counter({(1, 2): -1}))}, packs.attempt(0))

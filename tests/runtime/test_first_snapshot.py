@@ -34,8 +34,9 @@ def says(capture: Writer, status: str) -> None:
         "public.other": TableState("shop.public.other", ["id"], 2, {"id": 1}, status=status),
     }
     state = State("1", 1, "shop", 1, "slot", "publication", lsn=1, tables=tables)
-    with capture.transaction(state=state.to_json()):
-        pass
+    with capture.transaction(state=state.to_json()) as entry:
+        for name, value in state.unsaved("shop").items():
+            entry.put(name, value)
 
 
 @pytest.mark.parametrize(

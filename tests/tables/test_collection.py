@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -189,12 +190,16 @@ def test_the_smallest_and_the_largest_key_are_keys_like_others(
         assert sum(part.num_rows for part in collection.scan(wanted, wanted)) == size
 
 
-@pytest.mark.parametrize("hot", [False, True])
+@pytest.mark.parametrize(("hot", "wide"), [(False, 0), (True, 0), (False, 1 << 14)])
 def test_small_changes_write_a_bounded_number_of_rows_for_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hot: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hot: bool, wide: int
 ) -> None:
-    """Amortised: (1 + RATIO) rows for a row and level; and no single batch does it all."""
-    for name, value in (("SLICE", 256), ("BASE", 64), ("RATIO", 4)):
+    """Amortised: (1 + RATIO) rows for a row and level; and no single batch does it all.
+
+    Also where each change has one row that is as large as a piece may be.
+    """
+    sizes = {"SLICE": 256, "BASE": 64, "RATIO": 4, "PIECE_BYTES": wide or levels.PIECE_BYTES}
+    for name, value in sizes.items():
         monkeypatch.setattr(levels, name, value)
     packs = Packs(str(tmp_path))
     attempt = packs.attempt(0)
@@ -207,6 +212,7 @@ def test_small_changes_write_a_bounded_number_of_rows_for_each(
         attempt = packs.attempt(number)
         news = [((HOT if hot and n % 2 else n, str(n)), 1) for n in range(start, start + 20)]
         start += 20
+        news[0] = ((news[0][0][0], str(start) + "x" * wide), 1)
         added: list[int] = []
         monkeypatch.setattr(attempt, "add", _counting(attempt.add, added))
         collection = collection.plus(change(news), attempt)
@@ -243,24 +249,26 @@ def test_reading_the_least_rows_of_a_hot_key_opens_few_pieces(
     assert len(fresh._pieces) <= 4
 
 
-WORDS = [
-    lambda r, n: r.integers(0, 2**64, n, dtype=np.uint64),  # all different
-    lambda r, n: r.integers(0, 2**64, n // 50 + 1, dtype=np.uint64)[r.integers(0, n // 50 + 1, n)],
-    lambda r, n: r.integers(0, 3, n).astype(np.uint64),
-    lambda r, n: np.full(n, 2**64 - 1, np.uint64),
-    lambda r, n: (r.integers(0, 9, n).astype(np.uint64) << np.uint64(60)) | r.integers(
-        0, 9, n
-    ).astype(np.uint64),  # equal in all bits that are sorted by first
-    lambda r, n: np.sort(r.integers(0, 2**64, n, dtype=np.uint64)),
-]  # fmt: skip
+def words(chance: np.random.Generator, rows: int) -> list[npt.NDArray[np.uint64]]:
+    """Words of all kinds."""
+    any_ = chance.integers(0, 2**64, rows, dtype=np.uint64)
+    few = chance.integers(0, 9, (2, rows)).astype(np.uint64)
+    return [
+        any_,
+        any_[chance.integers(0, rows // 50 + 1, rows)],
+        few[0],
+        np.full(rows, 2**64 - 1, np.uint64),
+        few[0] << np.uint64(60) | few[1],  # many are equal in all bits that are sorted by first
+        np.sort(any_),
+    ]
 
 
 @pytest.mark.parametrize("rows", [1, 100, 5_000, 70_000])
 def test_words_are_sorted_whatever_they_look_like(rows: int) -> None:
     chance = np.random.default_rng(rows)
-    for first in WORDS:
-        for second in WORDS:
-            columns = [first(chance, rows), second(chance, rows)]
+    for first in words(chance, rows):
+        for second in words(chance, rows):
+            columns = [first, second]
             order = sorted_order(columns)
             found = columns if order is None else [column[order] for column in columns]
             right = np.lexsort(columns[::-1])

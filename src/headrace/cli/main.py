@@ -2,8 +2,7 @@
 
 A command is a file of this folder named after it, which has a click command of the same name. It is
 imported only when it is called, and it imports what is heavy only when it runs: `headrace --help`
-answers at once. Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 an error, 2 wrong usage,
-130 interrupted.
+answers at once. Data goes to stdout, talk to stderr. The exit codes stand in `--help`.
 """
 
 from __future__ import annotations
@@ -79,7 +78,15 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done but some input was set aside, "
+    "130 interrupted."
+)
+
+
+@click.group(
+    cls=Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="headrace", message="%(prog)s %(version)s")
 def cli() -> None:
     """Headrace keeps derived data correct and fresh, and proves it."""

@@ -4,6 +4,8 @@
 anything of the key says of it, by the rules of tables (`tables.keyed`): old and new cancel, what is
 there counts over what is gone. So a cut of a thousand entries and a thousand cuts of one entry end
 in the same table. Rows of a topic without a key are a multiset: weights of equal rows are added up.
+A follower that is behind has each key many times, so this is what its speed depends on: keys are
+numbered by a hash table, and of nearly all of them the last row says everything.
 
 **Row ids.** A row of a multiset is known by 16 bytes, two hashes of all its columns with fixed
 seeds. They are stored in targets: the hash may not change.

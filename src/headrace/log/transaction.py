@@ -60,9 +60,10 @@ class Transaction:
     def _check_offsets(self, topic: str, offsets: Mapping[int, int]) -> None:
         partitions = self._log.topic(topic).partitions
         for partition, offset in offsets.items():
-            if not (0 <= partition < partitions and offset >= 0):
+            whole = type(partition) is int and type(offset) is int
+            if not (whole and 0 <= partition < partitions and offset >= 0):
                 raise errors.BadPosition(
-                    f"offset {offset} of partition {partition} cannot be committed",
+                    f"offset {offset!r} of partition {partition!r} cannot be committed",
                     place=f"topic '{topic}'",
                     why=f"its partitions are 0 to {partitions - 1}, and offsets begin at 0",
                     fix="commit the offset of the next row to read, e.g. batch.ends",

@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.tables.packs import Attempt, Held, Packs, Ref
+from headrace.tables.packs import OWN_FILE, Attempt, Held, Packs, Ref
 from headrace.tables.runs import (
     Identity,
     Index,
@@ -63,7 +63,9 @@ SLICE = 131_072
 FAN = 32
 """So many runs laid aside are merged into one."""
 PIECE_BYTES = 16 << 20
-"""A piece has at most about so many bytes; wide rows make shorter pieces."""
+PIECE_MIN = 2 * OWN_FILE
+"""A piece has at most about so many bytes, less where a folder may hold little in memory; wide rows
+make shorter pieces. Never so few that it shares a file, which waits in memory to be written."""
 
 
 class Level(NamedTuple):
@@ -82,6 +84,7 @@ class Levels:
         self.attempt = attempt
         self.main = [level.main for level in levels]
         self.drain = [level.drain for level in levels]
+        self._bytes = min(PIECE_BYTES, max(PIECE_MIN, packs.may_hold // 8))
 
     def result(self) -> list[Level]:
         """The levels as they are now."""
@@ -104,7 +107,8 @@ class Levels:
         if found is not None and found.rows + count > capacity(at):
             self._move_down(at)
             found = None
-        if found is not None and found.rows + count <= SLICE:  # in memory, written once
+        if found is not None and self._small(found.rows + count, found.bytes + change.nbytes):
+            # in memory, written once
             parts = list(found.between(self.packs, None, None))
             parts.append(_rows_of(change, rows, weight, 0, count))
             self.main[at] = self._written([consolidate_runs(parts)])
@@ -120,7 +124,7 @@ class Levels:
 
         First those on the disk, then those in memory.
         """
-        if change.num_rows < SLICE:
+        if change.num_rows < self._rows_of_piece(change):
             self.take_in(change)
             return list(aside)
         run = self._run_of(change, *consolidation(change), self._hold)
@@ -154,13 +158,13 @@ class Levels:
 
         def pieces() -> Iterator[pa.RecordBatch]:
             ready: list[pa.RecordBatch] = []
-            for parts in side_by_side(runs, self.packs, (0,), None):
+            for parts in side_by_side(runs, self.packs, (0,), None, self._rows_of_piece):
                 ready.append(consolidate_runs([one for run in parts for one in run]))
-                if sum(part.num_rows for part in ready) >= piece_rows(ready[0]):
-                    yield from _cut(pa.concat_batches(ready))
+                if sum(part.num_rows for part in ready) >= self._rows_of_piece(ready[0]):
+                    yield from self._cut(pa.concat_batches(ready))
                     ready = []
             if ready:
-                yield from _cut(pa.concat_batches(ready))
+                yield from self._cut(pa.concat_batches(ready))
 
         run = self._written(pieces())
         return [] if run is None else [run]
@@ -174,7 +178,7 @@ class Levels:
     ) -> Run | None:
         """A change as a run; what to take of it as `consolidation` says."""
         count = change.num_rows if rows is None else len(rows)
-        step = piece_rows(change)
+        step = self._rows_of_piece(change)
         parts = (
             _rows_of(change, rows, weight, start, min(count, start + step))
             for start in range(0, count, step)
@@ -208,7 +212,8 @@ class Levels:
         for at in range(len(self.drain)):
             taken_in += self._rows(self.main[at])
             while (drain := self.drain[at]) is not None:
-                small = drain.rows + self._rows(self.main[at + 1]) <= SLICE
+                both = [run for run in (drain, self.main[at + 1]) if run is not None]
+                small = self._small(sum(r.rows for r in both), sum(r.bytes for r in both))
                 if not small and drain.rows <= capacity(at) - taken_in:
                     break
                 self._drain_step(at)
@@ -230,7 +235,8 @@ class Levels:
         """Merge the beginning of `drain` into the pieces of `target` where it belongs."""
         begin = max(0, bisect_right(target.firsts, drain.firsts[0]) - 1)
         end, rows = begin, 0
-        while end < len(target.slices) and (end == begin or rows < SLICE // 2):
+        half = self._slice_of(target) // 2
+        while end < len(target.slices) and (end == begin or rows < half):
             rows += target.slices[end].hi - target.slices[end].lo
             end += 1
         stop = target.firsts[end] if end < len(target.slices) else None
@@ -239,7 +245,7 @@ class Levels:
             *Run(target.slices[begin:end]).between(self.packs, None, stop),
             *drain.between(self.packs, None, stop),
         ]
-        merged = self._written(_cut(consolidate_runs(parts)))
+        merged = self._written(self._cut(consolidate_runs(parts)))
         replaced = Run(target.slices[begin:end])
         rest = replaced.since(self.packs, stop)  # not empty where `drain` was cut short
         slices = [
@@ -252,18 +258,37 @@ class Levels:
 
     def _shorter(self, drain: Run, stop: Identity | None) -> Identity | None:
         """An earlier stop, if more than two slices of `drain` lie before this one."""
-        rows = 0
+        rows, most = 0, self._slice_of(drain)
         for one in drain.slices:
             if stop is not None and one.first >= stop:
                 break
-            if rows >= SLICE:
+            if rows >= most:
                 return one.first
-            if rows + one.hi - one.lo > 2 * SLICE:
+            if rows + one.hi - one.lo > 2 * most:
                 words = self.packs.piece(one.ref).words
-                cut: Identity = tuple(int(column[one.lo + SLICE]) for column in words)
+                cut: Identity = tuple(int(column[one.lo + most]) for column in words)
                 return cut if stop is None or cut < stop else stop
             rows += one.hi - one.lo
         return stop
+
+    def _small(self, rows: int, size: int) -> bool:
+        """Whether so much is merged at once."""
+        return rows <= SLICE and size <= self._bytes
+
+    def _slice_of(self, run: Run) -> int:
+        """`SLICE`, or fewer where rows are wide."""
+        return max(1, min(SLICE, self._bytes * run.rows // max(1, run.bytes)))
+
+    def _rows_of_piece(self, batch: pa.RecordBatch) -> int:
+        """How many rows of this kind a piece gets."""
+        width: int = max(1, batch.nbytes // max(1, batch.num_rows))
+        return max(1, min(SLICE, self._bytes // width))
+
+    def _cut(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """A sorted batch in pieces of about even size, none above one and a half times the aim."""
+        count = max(1, round(batch.num_rows / self._rows_of_piece(batch))) if batch.num_rows else 1
+        edges = [batch.num_rows * at // count for at in range(count + 1)]
+        return [batch.slice(a, b - a) for a, b in itertools.pairwise(edges)]
 
     def _written(
         self,
@@ -283,19 +308,6 @@ def capacity(level: int) -> int:
     """How many rows the main run of a level may have."""
     rows: int = BASE * RATIO**level
     return rows
-
-
-def piece_rows(batch: pa.RecordBatch) -> int:
-    """How many rows of this kind a piece gets."""
-    width: int = max(1, batch.nbytes // max(1, batch.num_rows))
-    return max(1, min(SLICE, PIECE_BYTES // width))
-
-
-def _cut(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """A sorted batch in pieces of about even size, none above one and a half times the aim."""
-    count = max(1, round(batch.num_rows / piece_rows(batch))) if batch.num_rows else 1
-    edges = [batch.num_rows * at // count for at in range(count + 1)]
-    return [batch.slice(a, b - a) for a, b in itertools.pairwise(edges)]
 
 
 def _rows_of(

@@ -89,14 +89,15 @@ class Piece:
 class Held:
     """A section that is only in memory: for runs that will be merged before anything is stored."""
 
-    __slots__ = ("__weakref__", "piece")
+    __slots__ = ("__weakref__", "length", "piece", "rows")
 
     def __init__(self, batch: pa.RecordBatch, packs: Packs) -> None:
         """Counted in `packs.held` as long as somebody has it."""
         self.piece = Piece(batch)
-        size: int = batch.nbytes
-        packs.held += size
-        weakref.finalize(self, packs.let_go, size)
+        self.length: int = batch.nbytes
+        self.rows: int = batch.num_rows
+        packs.held += self.length
+        weakref.finalize(self, packs.let_go, self.length)
 
 
 class Packs:

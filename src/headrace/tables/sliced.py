@@ -9,8 +9,9 @@ ranges are cut out as slices (0.7 us) and copied together at the end, many are t
 from __future__ import annotations
 
 import itertools
+import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from headrace.tables.runs import (
     Words,
     bounds_of,
     find_rows,
+    identity_at,
     locate,
     take_rows,
     weights,
@@ -62,7 +64,7 @@ class Slice(NamedTuple):
 class Run:
     """Slices in order: one sorted batch in pieces."""
 
-    __slots__ = ("_index", "_keys", "firsts", "rows", "slices")
+    __slots__ = ("_bytes", "_index", "_keys", "firsts", "rows", "slices")
 
     def __init__(self, slices: Sequence[Slice]) -> None:
         """At least one slice, none empty."""
@@ -71,11 +73,21 @@ class Run:
         self.rows = sum(one.hi - one.lo for one in slices)
         self._keys: Words | None = None
         self._index: pa.RecordBatch | None = None
+        self._bytes: int | None = None
 
     @property
     def in_memory(self) -> bool:
         """Whether it is not on the disk."""
         return isinstance(self.slices[0].ref, Held)
+
+    @property
+    def bytes(self) -> int:
+        """About how many it has."""
+        if self._bytes is None:
+            self._bytes = sum(
+                (one.hi - one.lo) * one.ref.length // one.ref.rows for one in self.slices
+            )
+        return self._bytes
 
     @property
     def index(self) -> pa.RecordBatch:
@@ -247,14 +259,38 @@ class Meeting(NamedTuple):
             parts.append(take_rows(batch, np.arange(len(shifts)) + shifts))
 
 
+Parts = list[list[pa.RecordBatch]]
+
+
 def side_by_side(
-    runs: Sequence[Run], packs: Packs, start: Identity, stop: Identity | None
-) -> Iterator[list[list[pa.RecordBatch]]]:
-    """The rows of several runs in step: up to where one of them has its next piece, from each."""
+    runs: Sequence[Run],
+    packs: Packs,
+    start: Identity,
+    stop: Identity | None,
+    most: Callable[[pa.RecordBatch], int] = lambda batch: sys.maxsize,
+) -> Iterator[Parts]:
+    """The rows of several runs in step: up to where one of them has its next piece, from each.
+
+    Where these are more than `most` rows of their kind, in several parts of about that size: runs
+    of one length have their pieces at the same places, and many rows lie between two of these.
+    """
+
+    def parts(end: Identity | None) -> Iterator[Parts]:
+        found = [part for run in runs if (part := list(run.between(packs, start, end)))]
+        if found:
+            yield found
+
     fences = {at for run in runs for at in run.firsts if at > start}
     for end in [*(at for at in sorted(fences) if stop is None or at < stop), stop]:
-        found = [list(run.between(packs, start, end)) for run in runs]
-        if any(found):
-            yield [parts for parts in found if parts]
+        for found in parts(end):
+            batches = [batch for part in found for batch in part]
+            largest = max(batches, key=len)
+            count = -(-sum(map(len, batches)) // most(largest))
+            for cut in range(1, min(count, len(largest))):
+                at = identity_at(largest, cut * len(largest) // count)
+                if at > start:
+                    yield from parts(at)
+                    start = at
+            yield from parts(end) if count > 1 else (found,)
         if end is not None:
             start = end

@@ -35,13 +35,13 @@ import psycopg
 import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
-from headrace.log.writer import WriterTransaction, state_counter
+from headrace.log.writer import WriterTransaction
 from headrace.sources.postgres import snapshot, snapshots
 from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.keyless import Whole
 from headrace.sources.postgres.snapshot import Wanted
 from headrace.sources.postgres.snapshots import Readers
-from headrace.sources.postgres.state import settings_name, writer_name
+from headrace.sources.postgres.state import LIVE, STOPPED, State, settings_name
 from headrace.sources.postgres.stream import Stream
 from headrace.testing.postgres import Server, fresh_database
 
@@ -431,23 +431,23 @@ def messages(log: EmbeddedLog, sent: set[str]) -> list[str]:
 
 def all_live(log: EmbeddedLog, tables: Sequence[str], lsn: int) -> bool:
     """Whether these tables are captured through here, and none is being read or is to be."""
-    state = log.value(state_counter(writer_name(NAME)))
+    state = State.load(log, NAME)
     asked = (log.value(settings_name(NAME)) or {}).get("snapshots", {})
-    if state is None or state["lsn"] < lsn:
+    if state is None or state.lsn < lsn:
         return False
-    found = [state["tables"].get(f"public.{table}") for table in tables]
-    return all(one is not None and one["status"] == "live" for one in found) and all(
-        state["tables"][table]["asked"] >= times for table, times in asked.items()
+    found = [state.tables.get(f"public.{table}") for table in tables]
+    return all(one is not None and one.status == LIVE for one in found) and all(
+        state.tables[table].asked >= times for table, times in asked.items()
     )
 
 
 def stopped(log: EmbeddedLog) -> list[str]:
     """Tables that were stopped, and why."""
-    state = log.value(state_counter(writer_name(NAME))) or {"tables": {}}
+    state = State.load(log, NAME)
     return [
-        f"stopped: {name}: {table['reason']}"
-        for name, table in state["tables"].items()
-        if table["status"] == "stopped"
+        f"stopped: {name}: {table.reason}"
+        for name, table in ({} if state is None else state.tables).items()
+        if table.status == STOPPED
     ]
 
 

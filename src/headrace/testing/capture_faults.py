@@ -6,6 +6,7 @@
 ./run faults capture --only stepped --seed 7      one thread, killed at chosen instants
 ./run faults capture --only pure --minutes 1      random operations against a dict
 ./run faults capture --only large --rows 10000000  transactions larger than memory, and its peak
+./run faults capture --only large --limit 256     the same where the system gives no more (as root)
 ./run faults capture --only bugs                  every seeded bug of captures, and what catches it
 """
 
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=PARTS, help="only this part")
     parser.add_argument("--server", choices=["embedded", "debian"], default="embedded")
     parser.add_argument("--rows", type=int, default=10_000_000, help="of a large transaction")
+    parser.add_argument("--limit", type=int, default=0, help="megabytes for a large one's capture")
     parser.add_argument("--kills", type=int, default=0, help="of the capture of each large one")
     parser.add_argument("--name", default="", help="only bugs whose name contains this")
     parser.add_argument("--plain", action="store_true", help="the columns of tables stay")
@@ -114,6 +116,7 @@ def _part(part: str, seed: int, chosen: argparse.Namespace, tally: Tally) -> Non
         more = f" (and {len(wrong) - 5} more)" if len(wrong) > 5 else ""
         again = f"again: ./run faults capture --seed {seed} --minutes 0 --only {part}"
         tally.wrong.append("\n".join([*wrong[:5], f"{again}{more}"]))
+        _say(f"WRONG {tally.wrong[-1]}")
 
 
 def _summary(tally: Tally) -> str:
@@ -134,7 +137,9 @@ def _large(chosen: argparse.Namespace) -> int:
     """The whole process stays below 256 MB; files that it has mapped are the system's."""
     from headrace.testing.capture_large import OWN_MAX, bulk
 
-    found = bulk(chosen.rows, kills=chosen.kills, seed=chosen.seed, only=chosen.name)
+    found = bulk(
+        chosen.rows, kills=chosen.kills, seed=chosen.seed, only=chosen.name, limit=chosen.limit
+    )
     steps = [asdict(step) for step in found.steps]
     for step in found.steps:
         _say(

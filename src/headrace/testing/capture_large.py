@@ -7,11 +7,14 @@ random instants meanwhile. Then each transaction is one entry, and the rows add 
 
 Memory is what Linux says of the process: the most that was resident (`VmHWM`), and the most of it
 that was its own (`RssAnon`: not files that it has mapped, which the system takes back when it needs
-memory).
+memory). That it does take them back shows a **limit**: a control group whose processes get so much
+memory for all that they do, pages of files that they map, read or write included, and are killed if
+they need more at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -110,8 +114,12 @@ def bulk(
     kills: int = 0,
     seed: int = 1,
     only: str = "",
+    limit: int = 0,
 ) -> Bulk:
-    """Run the steps (those whose name contains `only`), each killed so many times."""
+    """Run the steps (those whose name contains `only`), each killed so many times.
+
+    `limit`: megabytes that the capture gets; 0: as much as it wants.
+    """
     found, chance = Bulk(), Random(f"large {seed}")
     some, few = rows // 5, rows // 250
     steps = {
@@ -141,6 +149,7 @@ def bulk(
     }
     with (
         TemporaryDirectory(prefix="headrace-") as folder,
+        limited(limit) as group,
         Server(max_wal_size="4GB") as server,
         fresh_database(server, "shop") as database,
         server.connect(database) as connection,
@@ -158,7 +167,7 @@ def bulk(
             upto = catalog.lsn(connection)
             child = [str(Path(folder) / "log"), dsn, str(part_bytes), str(upto)]
             started = time.monotonic()
-            done, said = _captured(child, kills, chance, found)
+            done, said = _captured(child, kills, chance, found, group)
             if not done:
                 found.wrong.append(f"{name}: the capture ended: {said[-1500:]}")
                 break
@@ -169,13 +178,38 @@ def bulk(
     return found
 
 
-def _captured(child: list[str], kills: int, chance: Random, found: Bulk) -> tuple[bool, str]:
+@contextlib.contextmanager
+def limited(megabytes: int) -> Iterator[Path | None]:
+    """A control group of Linux with so much memory for its processes; 0: none.
+
+    Of the second version where memory is in it, else of the first.
+    """
+    if not megabytes:
+        yield None
+        return
+    first = Path("/sys/fs/cgroup/memory")
+    file = "memory.limit_in_bytes" if first.is_dir() else "memory.max"
+    group = (first if first.is_dir() else first.parent) / f"headrace-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / file).write_text(str(megabytes << 20))
+        yield group
+    finally:
+        group.rmdir()
+
+
+def _captured(
+    child: list[str], kills: int, chance: Random, found: Bulk, group: Path | None
+) -> tuple[bool, str]:
     """Capture in a process, killed so many times before it may end; what it said."""
     longest = 1.0
     while True:
         begun = time.monotonic()
+        joins = (
+            [] if group is None else ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', ""]
+        )
         process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, *child],
+            [*joins, sys.executable, "-c", CHILD, *child],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         if kills > 0:

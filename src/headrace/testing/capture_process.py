@@ -27,10 +27,9 @@ import psycopg
 import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
-from headrace.log.writer import state_counter
 from headrace.sources.postgres import catalog
 from headrace.sources.postgres.capture import Capture
-from headrace.sources.postgres.state import settings_name, writer_name
+from headrace.sources.postgres.state import State, settings_name
 from headrace.testing.capture_case import (
     NAME,
     SETTINGS,
@@ -294,18 +293,19 @@ def _wait_until_live(
     """The position at which no table is being read.
 
     A capture that does not get there while all write has it quiet then; if that does not help, it
-    is an error.
+    is an error. Counted in looks, of a tenth of a second each: when all of this was stopped, that
+    is nobody's fault.
     """
-    started = time.monotonic()
+    waited = 0.0
     while not found.wrong and not all_live(log, tables, lsn):
         said = child.ended()
         found.wrong += [*stopped(log), *([said] if said else [])]
-        waited = time.monotonic() - started
+        waited += 0.1
         if waited > QUIET_SECONDS and not writers.quiet.is_set():
             writers.quiet.set()
             found.events["quiet"] += 1
         if waited > 6 * QUIET_SECONDS:
-            state = log.value(state_counter(writer_name(NAME)))
+            state = State.load(log, NAME)
             found.wrong.append(f"stopped: the snapshots do not end; at {lsn}: {state}")
         time.sleep(0.1)
     writers.quiet.clear()

@@ -119,18 +119,16 @@ def _shared(chosen: argparse.Namespace) -> Tally:
     if chosen.minutes is None:
         given.append(f"--cases={-(-(chosen.cases or CASES) // chosen.jobs)}")
     command = [sys.executable, "-m", "headrace.testing.faults", "views", "--json", *given]
-    processes = [
-        subprocess.Popen(
-            [*command, f"--step={chosen.jobs}", f"--seed={chosen.seed + number}"],
-            stdout=subprocess.PIPE,
-        )
+    commands = [
+        [*command, f"--step={chosen.jobs}", f"--seed={chosen.seed + number}"]
         for number in range(chosen.jobs)
     ]
+    processes = [subprocess.Popen(one, stdout=subprocess.PIPE) for one in commands]
     tally = Tally()
-    for one in processes:
+    for spelled, one in zip(commands, processes, strict=True):
         said, _ = one.communicate()
         if not said:
-            tally.wrong.append(f"{' '.join(map(str, one.args))} ended with {one.returncode}")
+            tally.wrong.append(f"{' '.join(spelled)} ended with {one.returncode}")
             continue
         found = json.loads(said)
         tally.cases = {name: n + found["cases"][name] for name, n in tally.cases.items()}

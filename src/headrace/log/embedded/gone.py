@@ -118,11 +118,14 @@ def remember(
         joined = np.concatenate([found.places, new[new["position"] > found.through]])
         found = Gone(found.after, found.starts, joined).only_newest(RUNS_KEPT)
     path = _path(journal, topic)
-    journal.system.mkdir(f"{journal.folder}/{FOLDER}")
-    target = journal.system.create(f"{path}.new", 0)
-    target.pwritev([found.encode()], 0)
-    target.close()
-    journal.system.rename(f"{path}.new", path)
+    with contextlib.suppress(OSError):  # a full disk: that rows go matters more than this
+        journal.system.mkdir(f"{journal.folder}/{FOLDER}")
+        target = journal.system.create(f"{path}.new", 0)
+        try:
+            target.pwritev([found.encode()], 0)
+        finally:
+            target.close()
+        journal.system.rename(f"{path}.new", path)
 
 
 def forget(journal: Journal, topic: Topic) -> None:

@@ -254,6 +254,7 @@ def _overrule(
                 pids=[state.members[number].pid for number in alive],
             )
         watch.forget(log.path, [one.lock for n, one in state.members.items() if n not in alive])
-        return state.next(gone=list(state.members), topics=topics), control
+        after = state.next(gone=list(state.members), topics=topics)
+        return (after if topics is None else replace(after, pressure=None)), control
 
     change(log, group, how)

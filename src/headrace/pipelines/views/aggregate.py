@@ -42,6 +42,7 @@ from headrace.pipelines.views.changes import (
     key_hashes,
     keyed_rows,
     keys_of,
+    never_there,
     row_columns,
     state_schema,
     weights,
@@ -276,12 +277,7 @@ def step(node: Aggregate, states: States, inputs: Sequence[pa.RecordBatch], seed
     before = _aligned(old, known, len(touched))[len(keys) :]
     n = _numbers(before[0]) + Rows(groups, weight, None, len(touched)).count
     if (n < 0).any():
-        raise errors.ViewStopped(
-            "a group has fewer rows than none",
-            place="aggregate",
-            why="an input retracts a row that it did not hold",
-            fix="check the source of the input: `headrace topic read` shows its changes",
-        )
+        raise never_there("aggregate")
     state: dict[str, pa.RecordBatch] = {}
     after: Columns = [pa.array(n)]
     at = 1
@@ -331,12 +327,12 @@ def _grouped(keys: Columns, rows: int, seed: int) -> tuple[Words, Numbers, Colum
     """The key hashes that occur, sorted; which of them each row has; and the keys of each."""
     if not keys:
         return np.zeros(1, np.uint64), np.zeros(rows, np.int64), []
-    codes, keys = each_once(keys)
+    codes, once = each_once(keys)
     touched, heads, groups = np.unique(
-        key_hashes(keys, len(keys[0]), seed), return_index=True, return_inverse=True
+        key_hashes(once, len(once[0]), seed), return_index=True, return_inverse=True
     )
-    found = [key.take(pa.array(heads)) for key in keys]
-    check_same(keys, [key.take(pa.array(groups)) for key in found])
+    found = [key.take(pa.array(heads)) for key in once]
+    check_same(once, [key.take(pa.array(groups)) for key in found])
     return touched, groups if codes is None else groups[codes], found
 
 

@@ -158,7 +158,7 @@ class Catalyst:
             try:
                 parsed = _parse_datatype_json_string(_nullable(type_json))
                 self._types[type_json] = to_arrow_type(parsed, timezone="UTC")
-            except PySparkException as error:
+            except (PySparkException, ValueError) as error:  # a map of nothing to nothing
                 raise _no_such_type(
                     type_json, "Arrow, in which changes travel, has none"
                 ) from error

@@ -173,6 +173,23 @@ def keyed(batch: pa.RecordBatch, keys: Sequence[int], seed: int) -> pa.RecordBat
     return keyed_rows(columns, weights(batch), [columns[i] for i in keys], schema, seed)
 
 
+def copies(rows: pa.RecordBatch, place: str) -> pa.Array:
+    """The places of keyed rows, each as often as its weight says."""
+    if (weights(rows) < 0).any():
+        raise never_there(place)
+    return pa.array(np.repeat(np.arange(rows.num_rows), weights(rows)))
+
+
+def never_there(place: str) -> errors.ViewStopped:
+    """The error for a row that is taken back and was never given."""
+    return errors.ViewStopped(
+        "a row disappears that was never there",
+        place=place,
+        why="an input retracts a row that it did not hold",
+        fix="check the source of the input: `headrace topic read` shows its changes",
+    )
+
+
 def consolidated(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
     """A change with equal rows added up and what cancels gone."""
     if not batch.num_rows:

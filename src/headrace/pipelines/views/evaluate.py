@@ -277,6 +277,10 @@ class _Mapped:
         compiler, bridge = self._compiler, self._compiler.bridge
         live = (*self._source, *compiler.rider)
         read, projections, filtered = bridge.struct(live), [], False
+        if any('"array"' in column.type or '"map"' in column.type for column in live):
+            # Functions with lambdas take Spark's own arrays for granted: a null in one of Arrow's
+            # is an error to them.
+            projections.append(compiler.projection([column.java for column in live], live))
         for link in self._chain:
             kept = [compiler.kept.java] if filtered else []
             rider = [attribute.java for attribute in compiler.rider]

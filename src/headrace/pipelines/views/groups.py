@@ -29,6 +29,7 @@ from headrace.pipelines.views.changes import (
     States,
     Step,
     change,
+    copies,
     distinct,
     kept_columns,
     keyed,
@@ -146,7 +147,7 @@ def full_step(node: Full, states: States, inputs: Sequence[pa.RecordBatch], seed
 
 def _copies(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Each row as often as its weight says, without its identity."""
-    times = pa.array(np.repeat(np.arange(rows.num_rows), weights(rows)))
+    times = copies(rows, "view")
     columns = [column.take(times) for column in kept_columns(rows)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -59,6 +59,7 @@ from headrace.pipelines.views.changes import (
     keyed,
     keyed_rows,
     keys_of,
+    never_there,
     nothing,
     pairs,
     row_columns,
@@ -289,7 +290,7 @@ def _by_key(
     old = _weight_by_key(states[side.counts].probe(touched), touched)
     new = old + _weight_by_key(d_counts, touched)
     if (new < 0).any():
-        raise _negative()
+        raise never_there("join")
     if node.kind == "single" and (new > 1).any():
         _refuse_many(states[side.rows].probe(touched[new > 1]), d_this, touched[new > 1])
     rising, falling = (old == 0) & (new > 0), (old > 0) & (new == 0)
@@ -336,7 +337,7 @@ def _by_row(
     stays, appears = (old_weight != 0) & (new_weight != 0), (old_weight == 0) & (new_weight != 0)
     new_count = np.where(stays, old_count + d_count, np.where(appears, fresh, 0))
     if (new_count < 0).any():
-        raise _negative()
+        raise never_there("join")
     if node.kind == "single" and (new_count > 1).any():
         raise _many()
 
@@ -393,15 +394,6 @@ def _shown(
 
 def _as_output(node: Join, columns: list[pa.Array], weight: Numbers) -> pa.RecordBatch:
     return change(columns, weight, node.columns)
-
-
-def _negative() -> errors.HeadraceError:
-    return errors.ViewStopped(
-        "a row disappears that was never there",
-        place="join",
-        why="an input retracts a row that it did not hold",
-        fix="check the source of the input: `headrace topic read` shows its changes",
-    )
 
 
 def _many() -> errors.HeadraceError:

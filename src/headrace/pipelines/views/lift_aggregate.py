@@ -26,6 +26,7 @@ from headrace.pipelines.views.lift_join import with_columns
 from headrace.pipelines.views.refusals import (
     COLLECTORS,
     FUNCTIONS,
+    MAPS,
     ORDER_FREE,
     SESSION,
     refuse_function,
@@ -62,8 +63,9 @@ def lift_aggregate(lifter: Lifter, java: Java) -> Pending:
     for key in groupings:
         if kind_of(key) == "AttributeReference" and key.metadata().contains(SESSION):
             raise refuse_operator(java, SESSION)
+        _refuse_maps(java, key)
     for expression in results:
-        _refuse(lifter, expression)
+        _refuse(lifter, java, expression)
     below = lifter.lift(java.child())
     wanted: list[_Wanted] = []
     replaced = []
@@ -144,16 +146,23 @@ def _arguments(
     return lifter.project(below, columns, "arguments of the aggregate"), keys, calls
 
 
-def _refuse(lifter: Lifter, expression: Java, around: Java | None = None) -> None:
+def _refuse_maps(java: Java, expression: Java) -> None:
+    if '"map"' in expression.dataType().json():
+        raise refuse_operator(java, MAPS)
+
+
+def _refuse(lifter: Lifter, java: Java, expression: Java, around: Java | None = None) -> None:
     """Refuse functions whose result depends on the order of rows."""
     if not expression.containsPattern(lifter.bridge.pattern("AGGREGATE_EXPRESSION")):
         return
     if kind_of(expression) != "AggregateExpression":
         for child in items(expression.children()):
-            _refuse(lifter, child, expression)
+            _refuse(lifter, java, child, expression)
         return
     function = expression.aggregateFunction()
     kind = kind_of(function)
+    for child in items(function.children()) if expression.isDistinct() else ():
+        _refuse_maps(java, child)
     if kind in FUNCTIONS and not (
         (kind in COLLECTORS and around is not None and _hides_order(lifter, around))
         or (kind == "ListAgg" and _by_itself(function))

@@ -12,8 +12,7 @@ import pyarrow as pa
 from headrace import errors
 from headrace.log.writer import state_counter
 from headrace.model.schema import RESERVED
-from headrace.pipelines.views.changes import keyed_rows
-from headrace.tables.runs import weights
+from headrace.pipelines.views.changes import copies, keyed_rows
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
@@ -152,6 +151,5 @@ def added_up(log: EmbeddedLog, name: str, at: int | None) -> pa.Table:
     weight = np.concatenate([w for _, w in parts])
     keys = [columns[schema.get_field_index(key)] for key in topic.key]
     total = keyed_rows(columns, weight, keys, schema, 0)
-    copies = np.repeat(np.arange(total.num_rows), weights(total))
-    found = total.take(pa.array(copies)).select(schema.names)
+    found = total.take(copies(total, f"topic '{name}'")).select(schema.names)
     return pa.Table.from_batches([found.cast(schema)])

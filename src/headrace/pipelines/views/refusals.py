@@ -28,12 +28,18 @@ INPUT = "its rows to a topic, and declare that as an input"
 
 SESSION = "spark.sessionWindow"
 """How Spark marks the column of a session window."""
+MAPS = "maps"
 
 OPERATORS = {
     "Window": Refusal("a window function", LATER),
     "WindowGroupLimit": Refusal("a window function", LATER),
     "AsOfJoin": Refusal("an as-of join", LATER),
     SESSION: Refusal("a session window", LATER),
+    MAPS: Refusal(
+        "grouping by a map, or counting different maps,",
+        "equal maps may have their entries in different orders, and rows are told apart by bytes",
+        "sort_array(map_entries(m)) instead of the map m",
+    ),
     "MapInPandas": Refusal("mapInPandas", "it sees batches of rows, whose cut is not defined"),
     "MapInArrow": Refusal("mapInArrow", "it sees batches of rows, whose cut is not defined"),
     "PythonMapInArrow": Refusal("mapInArrow", "it sees batches of rows, whose cut is not defined"),

@@ -21,10 +21,11 @@ commit has are not fed again: what they give is known from their state. When the
 with the others it joins them in one entry, which holds all its rows (less what an older definition
 of that name had given). A build that is interrupted starts again.
 
-**Memory** is bounded by `memory_bytes` and the rows of a step, not by what an entry has: an entry
-of more rows is taken in several steps, with nothing published in between, and what many steps have
-given is added up on the disk and staged (`Outputs`). Half an entry may break a view that the whole
-does not (two rows with one key, for a moment): then the entry is taken again, in one step.
+**Memory** is bounded by `memory_bytes` (runs that wait for the disk have it; a step, and a piece of
+state, an eighth of it at most), not by what an entry has: an entry of more is taken in several
+steps, with nothing published in between, and what many steps have given is added up on the disk and
+staged (`Outputs`). Half an entry may break a view that the whole does not (two rows with one key,
+for a moment): then the entry is taken again, in one step.
 
 **Garbage** is a pack that neither of the two newest manifests names, of an older batch than they.
 """
@@ -65,7 +66,7 @@ from headrace.pipelines.views.reading import (
     topic_of,
     writer_name,
 )
-from headrace.pipelines.views.source import Changes, Source
+from headrace.pipelines.views.source import STEP_BYTES, Changes, Source
 from headrace.tables.collection import Collection
 from headrace.tables.packs import HELD_BYTES, Attempt, Packs, Ref
 from headrace.tables.runs import state_schema, weights
@@ -82,6 +83,8 @@ BUILD_ROWS = 250_000
 ASIDE = "_aside"
 ASIDE_COLUMNS = pa.schema([(name, pa.string()) for name in ("view", "reason", "row")])
 """What is noted of a row that made a view fail."""
+MEMORY_MIN = 8 << 20
+"""Steps are made for at least so much memory."""
 SWEEP_EVERY = 64
 """Garbage is looked for every so many commits."""
 
@@ -174,7 +177,8 @@ class Runner:
 
     def source(self, after: int, rows: int, through: int | None = None) -> Source:
         """The changes of the inputs, with the columns that the views were read with."""
-        return Source(self.log, self.pipeline.inputs, self.defined, after, rows, through)
+        step = min(STEP_BYTES, max(MEMORY_MIN, self.packs.may_hold) // 8)
+        return Source(self.log, self.pipeline.inputs, self.defined, after, rows, through, step)
 
     def _engine(self, views: Iterable[str]) -> Engine:
         # A view that a live one reads is live too: its identity is part of the reader's.

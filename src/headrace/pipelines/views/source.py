@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.views.define import Views
 
 STEP_BYTES = 64 << 20
-"""Wide rows make shorter batches and chunks."""
+"""Wide rows make shorter batches and chunks, and so does little memory."""
 Changes = dict[str, pa.RecordBatch]
 
 
@@ -44,9 +44,10 @@ class Source:
         after: int,
         rows: int,
         through: int | None = None,
+        bytes_max: int | None = None,
     ) -> None:
-        """Nothing is read yet."""
-        self._rows = rows
+        """Nothing is read yet; `rows` and `bytes_max`: where a step ends."""
+        self._rows, self._bytes = rows, bytes_max or STEP_BYTES
         self.cuts = True
         """Whether an entry of more rows is taken in several steps."""
         self.whole = True
@@ -84,7 +85,7 @@ class Source:
             if batch.last:  # it may have come after `visible` was asked for
                 self.through = max(self.through, batch.position)
             size += batch.data.nbytes
-            if (rows >= self._rows or size >= STEP_BYTES) and (batch.last or self.cuts):
+            if (rows >= self._rows or size >= self._bytes) and (batch.last or self.cuts):
                 break
         return {name: joined(parts, self._schemas[name]) for name, parts in found.items()}, rows
 

@@ -144,8 +144,7 @@ class Capture:
         self._heartbeat = heartbeat_seconds
         self._lost = lost
         self.writer = log.writer(writer_name(name))
-        saved = self.writer.state
-        self.state: State | None = None if saved is None else State.from_json(saved, name)
+        self.state = State.load(log, name)
         self._tables: dict[tuple[str, str], Captured] = {}
         self._refused: dict[tuple[str, str], str] = {}
         """Tables that the server does not let us publish, and why."""
@@ -224,8 +223,7 @@ class Capture:
 
     def _read_state(self) -> None:
         """Go back to what is in the log."""
-        saved = self.writer.state
-        self.state = None if saved is None else State.from_json(saved, self.name)
+        self.state = State.load(self.log, self.name)
         self._tables.clear()
 
     def stop(self) -> None:
@@ -817,6 +815,8 @@ class Capture:
                     for one, xid in group.messages
                 ]
                 entry.append(self._topic("_messages", MESSAGES), said)
+        if len(items) == 1:  # whom it has woken waits for this processor, often, and we go on
+            self.log.journal.system.give_way()
 
     def _append_large(self, one: Transaction) -> None:
         """One entry that names the rows of a transaction, staged before."""
@@ -872,9 +872,10 @@ class Capture:
         assert self.state is not None
         self.state.lsn = lsn
         with self.writer.transaction(state=self.state.to_json()) as entry:
+            for table, one in self.state.unsaved(self.name).items():
+                entry.put(table, one)
             yield entry
-        # Who was woken by it is on this processor often, and we have more to do: 0.2 ms.
-        self.log.journal.system.give_way()
+        self.state.save()
         self._saved_at = time.monotonic()
 
     @property

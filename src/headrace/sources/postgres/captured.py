@@ -277,10 +277,11 @@ class Captured:
         """Without a key, snapshotting: whether the stream is heard on a transaction."""
         if self.view is not None:
             return not self.view.sees(xid)
-        unseen = self.state.unseen
-        if xid not in unseen[-1:]:
-            unseen.append(xid)
-        if len(unseen) > UNSEEN_MAX:  # it takes long to begin: then all of them must have ended
+        if xid not in self.state.unseen[-1:]:
+            self.state.unseen += [xid]
+        if (
+            len(self.state.unseen) > UNSEEN_MAX
+        ):  # it takes long to begin: then all of them must have ended
             self.state.fence, self.state.unseen = -1, []
         return False
 
@@ -310,7 +311,7 @@ class Captured:
         if self.snapshotting and not self.state.key:
             if self._counts(xid):
                 self.drop()
-                self.state.unseen.append(xid)
+                self.state.unseen += [xid]
         elif self.snapshotting:
             self.drop()
             self.emptied.append(xid)

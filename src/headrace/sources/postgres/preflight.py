@@ -22,6 +22,7 @@ import psycopg
 import pyarrow as pa
 
 from headrace import errors
+from headrace.model.ddl import duplicate
 from headrace.sources.postgres import catalog
 from headrace.sources.postgres.catalog import (
     Connection,
@@ -331,6 +332,13 @@ def _table(connection: Connection, table: TableInfo) -> Iterator[Finding]:
             " is read from the start when a snapshot breaks off"
         )
         before.append(Finding("warning", "has no primary key", where, why))
+    twice = duplicate(column.name for column in table.streamed)
+    if twice:
+        what, why = (
+            f"column {identifier(twice)} is there twice",
+            "in a topic case makes no other name",
+        )
+        before.append(Finding("warning", what, where, f"{why}: the table will be stopped"))
     for column in table.columns:
         if column.name.startswith("_") and not column.generated:
             what, why = f"column {identifier(column.name)}", "a topic's own columns are named so"

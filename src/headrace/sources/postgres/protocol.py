@@ -32,7 +32,7 @@ from itertools import accumulate
 from operator import attrgetter
 from struct import Struct
 from struct import error as StructError
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,7 @@ SHORT_RUN: Final = 32
 """Runs of fewer rows are read row by row."""
 
 Places = npt.NDArray[np.int64]
-Texts = pa.BinaryArray | list[bytes | None]
+Texts: TypeAlias = "pa.BinaryArray | list[bytes | None]"
 """Values of a column as the server printed them; a list where they are few."""
 
 _XLOG_DATA = Struct(">QQq")

@@ -37,9 +37,10 @@ def remove(log: EmbeddedLog, name: str, connection: psycopg.Connection[Any] | No
     state = asked.saved_state(log, name)
     dropped = [] if connection is None else _tidy(log, name, state, connection)
     writer = log.writer(writer_name(name))
-    saved = writer.state
-    left = None if saved is None else fresh(State.from_json(saved, name), log)
-    with writer.transaction(state=None if left is None else left.to_json()) as entry:
+    left = State.load(log, name)
+    with writer.transaction(state=None if left is None else fresh(left, log).to_json()) as entry:
+        for table, one in {} if left is None else left.unsaved(name).items():
+            entry.put(table, one)
         entry.expect(settings_name(name), log.counter(settings_name(name)))
         gone = asked.Settings(asked.get(log, name).dsn, removed=True)
         entry.put(settings_name(name), gone.to_json())

@@ -19,8 +19,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace import errors
-from headrace.log.writer import state_counter
-from headrace.sources.postgres.state import State, settings_name, writer_name
+from headrace.sources.postgres.state import State, settings_name
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
@@ -173,5 +172,4 @@ def ask_snapshot(log: EmbeddedLog, name: str, table: str) -> None:
 
 def saved_state(log: EmbeddedLog, name: str) -> State | None:
     """How far a capture is, without claiming it."""
-    saved = log.value(state_counter(writer_name(name)))
-    return None if saved is None else State.from_json(saved, name)
+    return State.load(log, name)

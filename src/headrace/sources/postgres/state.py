@@ -2,18 +2,27 @@
 
 `lsn` is the resume point: everything that was committed in the database before it, and nothing of
 what came after, is in the topics of the tables that are `live`. There is no other memory.
+
+Each table is a named value of its own, beside the one with the resume point, and is in an entry
+only when something of it has changed: of a thousand tables that would be half a megabyte.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace import errors
+from headrace.log.writer import state_counter
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from headrace.log.embedded.log import EmbeddedLog
+
+FORMAT = 2
+"""1 had the tables in the same value."""
 LIVE, SNAPSHOTTING, STOPPED = "live", "snapshotting", "stopped"
+_UNSAVED = "_unsaved"
 
 
 @dataclass
@@ -64,6 +73,12 @@ class TableState:
     asked: int = 0
     """How often somebody has asked for a snapshot, as far as it was heard."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Note that it is to be saved. Lists are assigned (`+=` too), or nobody would know."""
+        if isinstance(value, list) or value != self.__dict__.get(name):
+            self.__dict__[_UNSAVED] = True
+        self.__dict__[name] = value
+
     def stop(self, error: Exception) -> None:
         """Say why it cannot go on: of an error of the catalogue the column, the fact, the code."""
         self.status, self.reason = STOPPED, " ".join(str(error).split())
@@ -101,22 +116,51 @@ class State:
     tables: dict[str, TableState] = field(default_factory=dict)
     """By `schema.table`."""
 
+    _kept: set[str] = field(default_factory=set)
+    """Tables that the log has."""
+
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the log."""
-        tables = {name: {**vars(one)} for name, one in self.tables.items()}
-        return {"format": FORMAT, **vars(self), "tables": tables}
+        """What every entry has of it."""
+        own = {name: value for name, value in vars(self).items() if name not in _APART}
+        return {"format": FORMAT, **own}
+
+    def unsaved(self, capture: str) -> dict[str, Any]:
+        """The named values of the tables that are to be in the next entry; None: it is gone."""
+        gone = self._kept.difference(self.tables)
+        return dict.fromkeys([table_name(capture, one) for one in gone]) | {
+            table_name(capture, name): {k: v for k, v in vars(one).items() if k != _UNSAVED}
+            for name, one in self.tables.items()
+            if _UNSAVED in one.__dict__
+        }
+
+    def save(self) -> None:
+        """The log has it as it is."""
+        self._kept = set(self.tables)
+        for one in self.tables.values():
+            one.__dict__.pop(_UNSAVED, None)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], name: str) -> State:
-        """The inverse; refuses what a newer version wrote."""
-        data = dict(data)
+    def load(cls, log: EmbeddedLog, name: str) -> State | None:
+        """As the log has it; refuses what a newer version wrote."""
+        values = log.values(state_counter(writer_name(name)))
+        data = dict(values.get(state_counter(writer_name(name))) or {})
+        if not data:
+            return None
         found = data.pop("format")
-        if found != FORMAT:
+        if found not in (1, FORMAT):
             raise errors.NewerFormat(
                 f"capture '{name}' has state of format {found}, not {FORMAT}", place=name
             )
-        tables = {table: TableState(**one) for table, one in data.pop("tables").items()}
-        return cls(tables=tables, **data)
+        prefix = table_name(name, "")
+        saved = {one[len(prefix) :]: v for one, v in values.items() if one.startswith(prefix) and v}
+        tables = {table: TableState(**one) for table, one in data.pop("tables", saved).items()}
+        state = cls(tables=tables, **data)
+        if found == FORMAT:
+            state.save()
+        return state
+
+
+_APART = ("tables", "_kept")
 
 
 def full_name(schema: str, table: str) -> str:
@@ -143,6 +187,11 @@ def told_name(part: str) -> str:
 def writer_name(capture: str) -> str:
     """The name under which a capture commits."""
     return f"capture/{capture}"
+
+
+def table_name(capture: str, table: str) -> str:
+    """The named value of a table, by its full name."""
+    return f"{state_counter(writer_name(capture))}/table/{table}"
 
 
 def settings_name(capture: str) -> str:
