@@ -18,7 +18,9 @@ a reader has seen its rows by then.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +49,15 @@ ARCHIVE = "archive"
 OPENED, READ, APPENDED, CHECKED, HARMLESS = "open", "read", "append", "check", "harmless"
 
 
+class Shelf:
+    """A folder for an archive, gone when nobody has it any more."""
+
+    def __init__(self) -> None:
+        """It is empty."""
+        self.name = tempfile.mkdtemp(prefix="headrace-archive-")
+        weakref.finalize(self, shutil.rmtree, self.name)
+
+
 @dataclass(slots=True)
 class Aged:
     """A log to spoil."""
@@ -56,7 +67,7 @@ class Aged:
     versions: dict[str, dict[str, bytes]]
     attempts_in: dict[str, set[int]]
     """Of each file the attempts that have something in it."""
-    archive: tempfile.TemporaryDirectory[str]
+    archive: Shelf
 
     def damages(self, rng: Random, each: int = 2) -> Iterator[Damage]:
         """Ways to spoil it."""
@@ -75,7 +86,7 @@ def _archive_in(folder: str) -> Iterator[None]:
 
 def aged(seed: int, rounds: tuple[int, int] = (3, 5), *, sealed: bool = True) -> Aged:
     """Make a log with all kinds of files, in so many rounds before and after a boot."""
-    shelf = tempfile.TemporaryDirectory(prefix="headrace-archive-")
+    shelf = Shelf()
     with _archive_in(shelf.name):
         older = _lived(new_machine(), seed, rounds[0], sealed=sealed)
         second, third = (SimulatedMachine(older, boot=b"boot %d".ljust(16) % n) for n in (2, 3))

@@ -133,6 +133,8 @@ def _progress(one: Round, deadline: float) -> Round:
         f"{one.workload:22} seed {one.seed:<6} {one.operations:5} operations "
         f"{one.tally.points:4} points {one.tally.states:6} disks {one.tally.openings:6} opened "
         f"{len(one.tally.violations)} violations, {left:.0f} s left",
+        *one.reports(),
+        sep="\n",
         file=sys.stderr,
         flush=True,
     )

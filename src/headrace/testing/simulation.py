@@ -8,6 +8,7 @@ close, open again, read again.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import threading
 import time
@@ -254,16 +255,17 @@ def time_limit(seconds: float) -> Iterator[None]:
     """Raise `Stuck` when the block takes longer; only in the main thread, where signals arrive.
 
     Longer by the processor's time: other processes may leave this one little of it. A block that
-    waits and does nothing is stuck after ten times as long.
+    waits and does nothing is stuck after ten times as long, counted in alarms: a machine that
+    stands still does not bring any.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    used, began = time.process_time(), time.monotonic()
+    used, alarms = time.process_time(), itertools.count()
 
     def stuck(*_: object) -> None:
-        if time.process_time() - used >= seconds or time.monotonic() - began >= 10 * seconds:
+        if time.process_time() - used >= seconds or next(alarms) >= 9 * seconds:
             raise Stuck(f"no end within {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stuck)

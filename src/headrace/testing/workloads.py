@@ -377,7 +377,7 @@ def hands_over(run: Run) -> None:
 
     def publish(process: SimulatedProcess) -> None:
         log = run.open(process, durability=run.rng.choice(("fsync", "os")))
-        for _ in range(3):
+        for _ in range(6):
             run.append(log, {"audit": 1}, stage=True)
             if handed:
                 number, piece = handed.pop(0)
