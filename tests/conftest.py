@@ -1,7 +1,8 @@
-"""The order of the tests, and a failure told when it happens."""
+"""The order of the tests, a failure told when it happens, and Ctrl-C for programs under test."""
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import pytest
@@ -14,6 +15,11 @@ FIRST = (
     "test_views_sql",
     "test_lift",
 )
+
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # As a shell leaves it to what it runs in the background; programs under test would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)

@@ -453,7 +453,10 @@ def test_an_interrupt_ends_a_long_query(tmp_path: Path) -> None:
             assert running.poll() is None
             time.sleep(0.05)
         running.send_signal(signal.SIGINT)
-        assert running.wait(60) == 130
+        try:
+            assert running.wait(60) == 130
+        finally:
+            running.kill()
 
 
 def test_sealed_rows_are_asked_like_others(shop: EmbeddedLog) -> None:
