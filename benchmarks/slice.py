@@ -43,6 +43,7 @@ import headrace as hr
 from benchmarks.kit import PAIRS, Bench, arguments, progress
 from headrace.derived.follower import Follower
 from headrace.interfaces import Kept
+from headrace.log.embedded.log import EmbeddedLog
 from headrace.pipelines.spark import archive_in_background
 from headrace.runtime.project import find_project
 from headrace.runtime.status import parts_of
@@ -245,7 +246,7 @@ def paced(write: Callable[[int], None], first: int, count: int) -> None:
         write(first + number)
 
 
-Write = Callable[[int], None]
+Write = Callable[[int], object]
 Look = Callable[[], Iterable[int]]
 """Gives the numbers that came since the last call."""
 
@@ -338,7 +339,7 @@ class Fresh:
         self._running(f"whole{depth}", toml, text)
         return Arm(write, look)
 
-    def _running(self, name: str, toml: str, pipeline: str = "") -> hr.EmbeddedLog:
+    def _running(self, name: str, toml: str, pipeline: str = "") -> EmbeddedLog:
         self._stack.enter_context(running(self._folder / name, toml, pipeline))
         return self._stack.enter_context(hr.connect(self._folder / name / "data"))
 
@@ -420,7 +421,8 @@ def measure_fresh(bench: Bench, folder: Path, quick: bool, pairs: int) -> None:
             **{f"views{depth}": partial(fresh.views, depth) for depth in (1, 2)},
             **{f"whole{depth}": partial(fresh.whole, depth) for depth in (1, 2)},
         }
-        arms, taken = {}, {name: [] for name in made}
+        arms: dict[str, Arm] = {}
+        taken: dict[str, list[list[float]]] = {name: [] for name in made}
         for name, make in made.items():
             progress(f"slice: fresh, {name} starts")
             arms[name] = make()

@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -416,13 +417,16 @@ def bad_input_line(bench: Bench) -> None:
 
 @provokes("HR-LOG-028")
 def producer_full(bench: Bench) -> None:
-    class Never:
+    enough = threading.Event()
+
+    class Stuck:
         def append(self, topic: str, rows: Any, *, headers: Any = None) -> Any:
-            time.sleep(0.5)
+            enough.wait(60)
             return bench.log().append(topic, rows)
 
-    producer = Producer(Never(), "t", rows_max=1, batch_rows_max=1, timeout_seconds=0.05)
+    producer = Producer(Stuck(), "t", rows_max=1, batch_rows_max=1, timeout_seconds=0.05)
     bench.stack.callback(producer.close)
+    bench.stack.callback(enough.set)
     for a in range(3):
         producer.send({"a": a})
 

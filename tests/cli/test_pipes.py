@@ -310,7 +310,7 @@ def test_rows_of_a_damaged_arrow_stream_are_set_aside(
     aside = tmp_path / "aside"
     arguments = ["topic", "append", "t", "--format", "arrow", "--json", "--aside", str(aside)]
     child = started(folder, *arguments, stdin=PIPE, stdout=PIPE)
-    out, _ = child.communicate(data, timeout=PATIENCE)
+    out, _ = child.communicate(bytes(data), timeout=PATIENCE)
     assert child.returncode == 3
     bad = [json.loads(line) for line in aside.read_text().splitlines()]
     assert [(one["line"], one["reason"], json.loads(one["text"])) for one in bad][-1] == (

@@ -18,6 +18,7 @@ import pytest
 
 import headrace as hr
 from headrace import errors
+from headrace.derived import aside
 from headrace.derived.follower import Follower
 from headrace.derived.targets import SQLite, Table
 from headrace.interfaces import Kept
@@ -107,6 +108,28 @@ def test_a_follower_goes_on_over_a_multiset_in_which_somebody_has_deleted_copies
         (result,) = verify_kept(log, kept, repair=True)
         assert (result.repaired, result.differing) == (2, 0)
         assert connection.execute(held).fetchall() == [("a", 5), ("b", 3)]
+
+
+def test_a_row_that_the_target_refuses_does_not_keep_a_repair_from_the_others(
+    database: Database, log: EmbeddedLog
+) -> None:
+    """It is set aside; it made the whole repair fail, and named a list in which it was not."""
+    log.create_topic("t", "id bigint, n bigint", key="id", kind="changes")
+    kept = Kept("shop", "main", {"t": "t"}, frozenset(), Table(database.dsn(), "t"))
+    log.append("t", [{"id": n, "n": n, "_weight": 1} for n in range(5)])
+    with database.connect() as connection, Follower(log, kept) as follower:
+        follower.run("caught up")
+        connection.execute("update t.t set n = 9")
+        connection.execute("alter table t.t add constraint two check (n <> 2)")
+        (result,) = verify_kept(log, kept, repair=True)
+        assert (result.repaired, result.differing, result.aside) == (4, 0, 1)
+        held = "select id, n from t.t order by 1"
+        assert connection.execute(held).fetchall() == [(n, n) for n in (0, 1, 3, 4)]
+        connection.execute("alter table t.t drop constraint two")
+        aside.replace(log, "shop/main", aside.one_of(log, "shop/main", "t", None), asked=True)
+        follower.run("caught up")
+        assert follower.state.aside == 0
+        assert connection.execute(held).fetchall() == [(n, n) for n in range(5)]
 
 
 def test_no_difference_is_false_and_a_repair_disturbs_nobody(

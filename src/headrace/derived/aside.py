@@ -11,11 +11,11 @@ by that, applies what the key is now. It needs no address, and fences nobody.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace import errors
-from headrace.interfaces import KeptTable
+from headrace.interfaces import Cut, KeptTable, Refused
 from headrace.log.embedded.log import EmbeddedLog
 
 SCHEMA = (
@@ -41,6 +41,24 @@ def key_text(table: KeptTable, row: Mapping[str, Any]) -> str:
     """The key of a row as JSON; of a multiset what the row is known by."""
     names = table.key or ("_row",)
     return json.dumps({name: row[name] for name in names}, ensure_ascii=False)
+
+
+def noted(refused: Sequence[Refused], cut: Cut) -> dict[tuple[str, str], dict[str, Any]]:
+    """Refused rows as they are set aside at a cut, by table and key."""
+    return {
+        (one.table.name, key): {
+            "table": one.table.name,
+            "key": key,
+            "reason": one.reason,
+            "code": one.code,
+            "row": json.dumps(one.row, ensure_ascii=False) if one.weight > 0 else None,
+            "through": cut.through,
+            "position": one.table.at(cut),
+            "asked": False,
+        }
+        for one in refused
+        for key in [key_text(one.table, one.row)]
+    }
 
 
 def rows(log: EmbeddedLog, follower: str) -> list[dict[str, Any]]:

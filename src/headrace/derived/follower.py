@@ -448,19 +448,7 @@ class Follower:
     def _note(self, refused: Sequence[Refused], touched: Sequence[AsideKey], cut: Cut) -> None:
         """Set rows aside, and take those out that were taken: before the target goes on."""
         assert self._writer is not None
-        new = {}
-        for one in refused:
-            key = (one.table.name, aside.key_text(one.table, one.row))
-            new[key] = {
-                "table": key[0],
-                "key": key[1],
-                "reason": one.reason,
-                "code": one.code,
-                "row": json.dumps(one.row, ensure_ascii=False) if one.weight > 0 else None,
-                "through": cut.through,
-                "position": one.table.at(cut),
-                "asked": False,
-            }
+        new = aside.noted(refused, cut)
         old = [self._aside[key] for key in {*touched, *new} if key in self._aside]
         rows = [{**one, "_weight": -1} for one in old] + [
             {**one, "_weight": 1} for one in new.values()

@@ -25,6 +25,7 @@ A multiset has two columns more, `_row` (what the row is known by) and `_copy`, 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import LiteralString
 from uuid import UUID
@@ -69,7 +70,8 @@ class Merging(Reading):
         except psycopg.Error as error:
             if not is_refusal(error):
                 raise
-            self._one_by_one()
+            with contextlib.suppress(psycopg.errors.PipelineAborted):  # what was sent behind it
+                self._one_by_one()
             self._back_to("fast")
         else:
             return []

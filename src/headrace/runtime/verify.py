@@ -405,7 +405,7 @@ def _refused(log: EmbeddedLog, kept: Kept, table: KeptTable) -> set[str | None]:
 def _repair(
     log: EmbeddedLog, kept: Kept, target: Target, table: KeptTable, differing: Sequence[Found]
 ) -> int:
-    """Write what the log has of these keys; how many."""
+    """Write what the log has of these keys; how many were taken."""
     log.create_topic(REPAIRS, REPAIRS_COLUMNS, exist_ok=True)
     count = 0
     for found in differing:
@@ -414,14 +414,15 @@ def _repair(
                 None if side is None else side.slice(at, REPAIR_ROWS)
                 for side in (found.ours, found.theirs)
             ]
-            _repair_rows(log, kept, target, table, Found(found.kind, *sides))
-        count += len(found)
+            some = Found(found.kind, *sides)
+            count += len(some) - _repair_rows(log, kept, target, table, some)
     return count
 
 
 def _repair_rows(
     log: EmbeddedLog, kept: Kept, target: Target, table: KeptTable, found: Found
-) -> None:
+) -> int:
+    """Write what the log has of these keys; how many the target refuses: they are set aside."""
     for number in range(TRIES):
         mark = target.mark()
         assert mark.cut is not None
@@ -432,6 +433,13 @@ def _repair_rows(
                 fix="do it again",
             )
         made: list[pa.RecordBatch] = []
+        refused: list[Refused] = []
+
+        def refuse(
+            found: list[Refused], cut: Cut = mark.cut, refused: list[Refused] = refused
+        ) -> None:
+            refused += found
+            _set_aside(log, kept, found, cut)
 
         def chunks(
             cut: Cut = mark.cut, made: list[pa.RecordBatch] = made
@@ -442,11 +450,11 @@ def _repair_rows(
             yield from made
 
         try:
-            target.apply(mark.epoch, mark.cut, [Changes(table, chunks)], _refuse)
+            target.apply(mark.epoch, mark.cut, [Changes(table, chunks)], refuse)
         except errors.CutPassed:
             time.sleep(0.001 * (number % 7))  # another place in the follower's round each time
             continue
-        return
+        return len(refused)
     raise errors.CannotVerify(
         f"'{kept.follower}' was quicker than the repair {TRIES} times", place=kept.follower
     )
@@ -462,16 +470,14 @@ def _right(log: EmbeddedLog, table: KeptTable, found: Found, cut: Cut) -> list[p
     return [gone, current(log, table, pa.table({"_row": row_ids(own)}), cut)]
 
 
-def _refuse(refused: list[Refused]) -> None:
-    if not refused:
-        return
-    one = refused[0]
-    raise errors.CannotVerify(
-        f"the target refuses {len(refused)} of the rows: {one.reason}",
-        place=one.table.name,
-        why="a row that is set aside differs until its reason is gone",
-        fix="see 'headrace aside ls'",
-    )
+def _set_aside(log: EmbeddedLog, kept: Kept, refused: list[Refused], cut: Cut) -> None:
+    """As the follower does it, which cannot do so now: the target is locked."""
+    new = aside.noted(refused, cut)
+    if new:
+        topic = aside.ensure(log, kept.follower)
+        old = [one for one in aside.rows(log, kept.follower) if (one["table"], one["key"]) in new]
+        taken_back = [{**one, "_weight": -1} for one in old]
+        log.append(topic, [*taken_back, *({**one, "_weight": 1} for one in new.values())])
 
 
 def _trail(

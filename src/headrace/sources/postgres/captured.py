@@ -254,6 +254,12 @@ class Captured:
             if not runs:
                 none = np.empty(0, np.int64)
                 return Changes(_empty(self.own), none, none, pa.array([], pa.string()))
+        if len(runs) == 1 and runs[0][2].op == "i" and self.state.status == LIVE:
+            number, _, rows = runs[0]  # most of what a lone row waits for is not for it
+            made = self._widened(operations([rows], self.format(rows.relation)))
+            if not made.left_out:
+                weight, of = np.ones(len(made), np.int64), np.full(len(made), number)
+                return Changes(made.new, weight, of, _letters(made.kinds))
         parts: list[Operations] = []
         for _, group in groupby(runs, lambda run: id(run[2].relation)):
             same = [run for _, _, run in group]  # runs of one definition of the table

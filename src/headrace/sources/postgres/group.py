@@ -12,6 +12,9 @@ from headrace.sources.postgres.protocol import Message, Rows, Truncate
 from headrace.sources.postgres.transactions import Transaction
 
 INT64, TIMESTAMP = pa.int64(), pa.timestamp("us", tz="UTC")
+_TOLD = pa.schema(
+    {"xid": INT64, "lsn": INT64, "commit_time": TIMESTAMP, "rows": INT64}  # as its topic has them
+)
 Run = tuple[int, int, Rows]
 """The number of a transaction in the group, its xid, rows."""
 
@@ -65,4 +68,4 @@ class Group:
             column(self.time[some], TIMESTAMP),
             column(counts[some]),
         ]
-        return pa.RecordBatch.from_arrays(columns, names=["xid", "lsn", "commit_time", "rows"])
+        return pa.RecordBatch.from_arrays(columns, schema=_TOLD)
