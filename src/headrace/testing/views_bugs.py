@@ -120,8 +120,8 @@ BUGS = [
         (aggregate, "step", "(n > 0) if node.keys else np.ones(1, bool)",
          "np.ones(len(touched), bool)"),)),
     Bug("an infinity poisons a sum for ever", "plain", (
-        (FloatSum, "add", "_numbers(column) + rows.total(kind.astype(np.int64))",
-         "np.maximum(_numbers(column), _numbers(column) + rows.total(kind.astype(np.int64)))"),)),
+        (FloatSum, "add", "counts[at] + rows.total(kind.astype(np.int64))",
+         "np.maximum(counts[at], counts[at] + rows.total(kind.astype(np.int64)))"),)),
     Bug("a carry between limbs is lost", "plain", (
         (aggregate, "carried", "carry = total >> 32", "carry = total * 0"),)),
     Bug("min and max read on from the wrong end", "plain", (
