@@ -76,6 +76,16 @@ def test_a_retyped_view_is_served_as_it_was_until_it_is_built(log: Any, spark: A
 
 
 @pytest.mark.timeout(300)
+def test_constant_rows_come_anew_beside_state_that_was_kept(log: Any, spark: Any) -> None:
+    """The same constant is below an operator whose state stays, and beside it."""
+    kept = "select distinct n from (select n from a union all select 7)"
+    pipe(v=kept).run(log, until="caught up")
+    second = pipe(v=kept, w=f"select n from ({kept}) union all select 7")
+    second.run(log, until="caught up")
+    assert rows(second, "w") == [{"n": 1}, {"n": 2}, {"n": 7}, {"n": 7}]
+
+
+@pytest.mark.timeout(300)
 def test_the_columns_of_an_input_change_while_it_is_followed(log: Any, spark: Any) -> None:
     """The weight of a row is never taken from a column that is new."""
     pipeline = pipe(

@@ -232,9 +232,11 @@ class Engine:
         """Take the state that another engine has for what is below these views.
 
         Gives the topmost operators that were taken over: what they give is known from their state
-        (`snapshot`), and nothing below them need be computed again.
+        (`snapshot`), and nothing below them need be computed again. Constant rows that are also
+        used elsewhere are still to come there.
         """
         found: dict[str, Node] = {}
+        to_come: set[str] = set()
 
         def visit(node: Node) -> None:
             view = self.views.get(node.name) if isinstance(node, Scan) else None
@@ -244,6 +246,8 @@ class Engine:
             identity = self.identity(node)
             if type(node) in STEPS and identity in other.kept:
                 found[identity] = node
+            elif isinstance(node, Const):
+                to_come.add(identity)
             else:
                 for below in node.inputs:
                     visit(below)
@@ -251,7 +255,7 @@ class Engine:
         def take(node: Node) -> None:
             view = self.views.get(node.name) if isinstance(node, Scan) else None
             identity = self.identity(node)
-            if identity in other.kept:
+            if identity in other.kept and identity not in to_come:
                 self.kept[identity] = other.kept[identity]
             for below in (view,) if view is not None else node.inputs:
                 take(below)
