@@ -17,7 +17,7 @@ import pytest
 
 import headrace as hr
 from headrace.derived import verify as merging
-from headrace.derived.sqlite import SQLiteTarget
+from headrace.derived.small import SmallTarget
 from headrace.derived.verify import Comparison
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.runtime import tokens
@@ -117,7 +117,7 @@ BUGS: dict[str, tuple[Any, str, str, str, Hunter]] = {
         '"before": _text(new), "after": _text(old)', repaired,
     ),
     "a repair puts the target back": (
-        SQLiteTarget, "apply", "cut < mark.cut", "False", overtaken,
+        SmallTarget, "apply", "cut < mark.cut", "False", overtaken,
     ),
     "transactions that a snapshot does not see are not undone": (
         SourceComparison, "_as_seen", "if not len(unseen):", "if True:", changing,
