@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 from unittest import mock
@@ -25,11 +25,11 @@ import pyarrow as pa
 
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
-from headrace.model.json_values import json_values
 from headrace.pipelines.pipeline import Pipeline, View
 from headrace.pipelines.views import algebra as nodes
 from headrace.pipelines.views import define, source
 from headrace.pipelines.views import run as loop
+from headrace.pipelines.views.aside import row_of
 from headrace.pipelines.views.groups import Unique
 from headrace.pipelines.views.reading import added_up, own_columns, rows_of, topic_of
 from headrace.settings import LogSettings
@@ -163,13 +163,7 @@ def reference(
 
 def lenient(node: nodes.Node, failed: set[str]) -> nodes.Node:
     """The same view, less the rows that its templates fail on; these as they are set aside."""
-    below: dict[str, Any] = {}
-    for one in fields(node):
-        value = getattr(node, one.name)
-        if isinstance(value, nodes.Node):
-            below[one.name] = lenient(value, failed)
-        elif one.name == "over" and isinstance(value, tuple):
-            below[one.name] = tuple(lenient(each, failed) for each in value)
+    below = node.below(lambda one: lenient(one, failed))
     if isinstance(node, nodes.Stateless):
         below["template"] = _Lenient(node.template, [each.names for each in node.inputs], failed)
     made: nodes.Node = replace(node, **below)
@@ -196,8 +190,7 @@ class _Lenient:
                 try:
                     found.append(self.template(*alone))
                 except errors.ExpressionFailed:
-                    values = [json_values(column.slice(number, 1))[0] for column in rows.columns]
-                    row = dict(zip(self.names[place], values, strict=False))
+                    row = row_of(self.names[place], rows.slice(number, 1))
                     self.failed.add(json.dumps(row, ensure_ascii=False))
         return pa.concat_batches(found)
 
@@ -328,10 +321,12 @@ class _Drive:
         topic = topic_of(PIPELINE, "_aside")
         if self.case.on_error == "stop" or topic not in {one.name for one in self.log.topics()}:
             return ""
-        got = {row["row"] for row in added_up(self.log, topic, position).to_pylist()}
-        wanted: set[str] = set()
+        kept = added_up(self.log, topic, position).to_pylist()
+        got = {(row["view"], row["row"]) for row in kept}
+        failed: dict[str, set[str]] = {name: set() for name in views}
         tables = {t.name: table_at(self.log, t.name, through) for t in self.case.tables}
-        reference({name: lenient(node, wanted) for name, node in views.items()}, tables)
+        reference({name: lenient(node, failed[name]) for name, node in views.items()}, tables)
+        wanted = {(name, row) for name, rows in failed.items() for row in rows}
         return f"aside: too many {got - wanted}, missing {wanted - got}" if got != wanted else ""
 
     def _end(self) -> Wrong | None:

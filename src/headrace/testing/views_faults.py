@@ -123,12 +123,18 @@ def _shared(chosen: argparse.Namespace) -> Tally:
         [*command, f"--step={chosen.jobs}", f"--seed={chosen.seed + number}"]
         for number in range(chosen.jobs)
     ]
-    processes = [subprocess.Popen(one, stdout=subprocess.PIPE) for one in commands]
+    # By files and not by pipes: one that has much to say would wait for the others.
+    with contextlib.ExitStack() as files:
+        outputs = [files.enter_context(tempfile.TemporaryFile()) for _ in commands]
+        processes = [
+            subprocess.Popen(one, stdout=file) for one, file in zip(commands, outputs, strict=True)
+        ]
+        ended = [one.wait() for one in processes]
+        texts = [(file.seek(0), file.read())[1] for file in outputs]
     tally = Tally()
-    for spelled, one in zip(commands, processes, strict=True):
-        said, _ = one.communicate()
+    for spelled, code, said in zip(commands, ended, texts, strict=True):
         if not said:
-            tally.wrong.append(f"{' '.join(spelled)} ended with {one.returncode}")
+            tally.wrong.append(f"{' '.join(spelled)} ended with {code}")
             continue
         found = json.loads(said)
         tally.cases = {name: n + found["cases"][name] for name, n in tally.cases.items()}
@@ -151,7 +157,10 @@ def _alone(chosen: argparse.Namespace, started: float) -> Tally:
 
     seed, said = chosen.seed, 0.0
     while not done():
+        known = len(tally.wrong)
         _round(chosen, tally, seed, spark, done)
+        for text in tally.wrong[known:]:
+            _say(f"WRONG {text}")
         seed += chosen.step
         if time.monotonic() - said > 10:
             said = time.monotonic()

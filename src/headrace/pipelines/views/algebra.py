@@ -16,9 +16,9 @@ nothing else. It is equal in every process, so state can be named by it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
@@ -77,6 +77,17 @@ class Node:
                 yield node
 
         return visit(self)
+
+    def below(self, made: Callable[[Node], Node]) -> dict[str, Any]:
+        """The fields that hold nodes, with what is made of each of them: for `replace`."""
+        found: dict[str, Any] = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, Node):
+                found[one.name] = made(value)
+            elif isinstance(value, tuple) and value and isinstance(value[0], Node):
+                found[one.name] = tuple(map(made, value))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,20 @@ from headrace.pipelines.views.changes import joined, weights
 from headrace.pipelines.views.engine import Batch
 
 
+def row_of(names: Sequence[str], rows: pa.RecordBatch) -> dict[str, Any]:
+    """The first row as JSON; -0.0 is 0.0, as in state, where either may stand for both."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, float):
+            return value + 0.0
+        if isinstance(value, dict):
+            return {name: one(inner) for name, inner in value.items()}
+        return [*map(one, value)] if isinstance(value, list) else value
+
+    columns = zip(names, rows.columns, strict=False)
+    return {name: one(json_values(column.slice(0, 1))[0]) for name, column in columns}
+
+
 class Evaluator:
     """Evaluates the templates of a pipeline."""
 
@@ -74,9 +88,7 @@ class Evaluator:
     ) -> None:
         view = self._views[batch.view]
         names = node.inputs[place].names or rows.schema.names
-        row: dict[str, Any] = {
-            name: json_values(column)[0] for name, column in zip(names, rows.columns, strict=False)
-        }
+        row = row_of(names, rows)
         reason = error.fact.strip()
         if view.on_error == "stop":
             raise errors.ViewStopped(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -142,6 +142,8 @@ def _checked(view: View, node: Node) -> Defined:
             why=f"its columns are {', '.join(node.names)}",
             fix=errors.nearest(missing[0], node.names),
         )
+    if view.on_error == "set_aside":
+        node = _alone(node, f"{view.name} {node.fingerprint}")
     key = tuple(node.names.index(name) for name in view.key)
     if key:
         node = Unique(
@@ -154,6 +156,18 @@ def _checked(view: View, node: Node) -> Defined:
             origin="unique key",
         )
     return Defined(view, node, tuple(node.names), key or tuple(range(len(node.columns))))
+
+
+def _alone(node: Node, salt: str) -> Node:
+    """The same operators, whose state no other view and no other definition of this one shares.
+
+    What is set aside is noted by who evaluates: another view would go on with less than it should
+    have, and a new definition on kept state would not know what was left out below it.
+    """
+    if isinstance(node, Scan):
+        return node
+    below = node.below(lambda one: _alone(one, salt))
+    return replace(node, fingerprint=f"{node.fingerprint} {salt}", **below)
 
 
 def ensure_topic(log: EmbeddedLog, name: str, view: Defined, *, alter: bool = False) -> None:

@@ -460,10 +460,11 @@ class Outputs:
         try:
             batch = engine.step(changes, attempt, given)
             found = dict(batch.views)
-            if batch.aside:
-                columns = [pa.array([row[n] for row in batch.aside]) for n in ASIDE_COLUMNS.names]
-                weight = [row["_weight"] for row in batch.aside]
-                found[ASIDE] = change(columns, weight, ASIDE_COLUMNS)
+            # What is only read for them is live, and has noted its rows.
+            aside = [row for row in batch.aside if row["view"] in self.results]
+            if aside:
+                columns = [pa.array([row[n] for row in aside]) for n in ASIDE_COLUMNS.names]
+                found[ASIDE] = change(columns, [row["_weight"] for row in aside], ASIDE_COLUMNS)
             for name in self.results.keys() & found.keys():
                 self._load(name, found[name], attempt)
             attempt.finish()
