@@ -1054,3 +1054,27 @@ def test_copies_of_a_row_that_were_refused_come_back_and_no_more(
             follower.run("caught up")
             assert aside.rows(log, "q/main") == []
             checked(log, kept)
+
+
+def test_tables_with_names_as_long_as_postgresql_has_them(
+    log: EmbeddedLog, database: Database
+) -> None:
+    topics = {name: name for name in ("n" * 63, "n" * 62 + "m")}
+    for name in topics:
+        log.create_topic(name, "id bigint, note string", key="id", kind="changes")
+        log.append(name, [{"id": one, "note": name[-1]} for one in range(3)])
+    kept = Kept("shop", "main", topics, frozenset(), hr.Table(database.dsn(), "t"))
+    with Follower(log, kept) as follower:
+        follower.run(until="caught up")
+        with database.connect() as connection:
+            for name in topics:  # so that changes go through the temporary tables, in halves
+                connection.execute(f"alter table t.{name} add check (id <> 1001)")
+        for name in topics:
+            log.append(name, [{"id": one, "note": name[-1]} for one in range(2000)])
+        follower.run(until="caught up")
+    assert [one["key"] for one in aside.rows(log, "shop/main")] == ['{"id": 1001}'] * 2
+    assert [one.differing for one in verify_kept(log, kept)] == [0, 0]
+    log.create_topic("shop." + "n" * 64, "id bigint", key="id", kind="changes")
+    wrong = replace(kept, topics={"n" * 64: "shop." + "n" * 64}, name="other")
+    with Follower(log, wrong) as follower, pytest.raises(errors.BadTarget, match="too long a name"):
+        follower.run(until="caught up")

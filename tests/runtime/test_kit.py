@@ -215,7 +215,9 @@ def test_a_project_of_a_database_whose_only_table_has_an_odd_name(
     with fresh_database(postgres, "runtime_init_odd") as database:
         with postgres.connect(database) as connection:
             table = sql.Identifier(name)
-            connection.execute(sql.SQL('create table {} ("the ""id" int primary key)').format(table))
+            connection.execute(
+                sql.SQL('create table {} ("the ""id" int primary key)').format(table)
+            )
         done = headrace("init", str(tmp_path / "first"), "--dsn", postgres.dsn(database))
         assert done.code == 0, done.err
         project = find_project(tmp_path / "first")

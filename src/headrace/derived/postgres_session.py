@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, LiteralString
 
@@ -14,6 +15,8 @@ from headrace import errors
 from headrace.derived.postgres_text import type_of
 from headrace.interfaces import KeptTable
 
+LONGEST = 63
+"""So many bytes has a name at most."""
 OLDEST = 150_000
 """The first version with MERGE and NULLS NOT DISTINCT."""
 SETTINGS: dict[str, Any] = {
@@ -68,6 +71,14 @@ def raw(text: str) -> sql.SQL:
 def quoted(name: str) -> str:
     """A name as SQL has it."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def beside(prefix: str, name: str) -> str:
+    """A name for something beside a table; PostgreSQL would cut what is longer, silently."""
+    made = prefix + name
+    if len(made) <= LONGEST:
+        return made
+    return f"{made[: LONGEST - 17]}_{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def names_of(names: Sequence[str], before: str = "") -> sql.SQL:
