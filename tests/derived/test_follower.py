@@ -420,6 +420,28 @@ def test_a_table_that_is_there_is_not_taken_over(log: EmbeddedLog, database: Dat
         follower.run("caught up")
 
 
+def test_a_right_that_is_missing_is_named_with_the_statement(
+    log: EmbeddedLog, database: Database
+) -> None:
+    bank = Bank(log)
+    bank.commit()
+    with database.connect() as other:
+        other.execute("drop role if exists may_nothing")
+        other.execute("create role may_nothing login")
+        other.execute("create schema locked")
+    kept = kept_in(hr.Table(database.dsn(user="may_nothing"), "locked"))
+    with Follower(log, kept) as follower, pytest.raises(errors.TargetStopped) as caught:
+        follower.run("caught up")
+    assert "may_nothing may not make tables in schema locked" in caught.value.fact
+    assert caught.value.fix == "grant usage, create on schema locked to may_nothing"
+    with database.connect() as other:
+        other.execute(caught.value.fix)
+        with Follower(log, kept) as follower:
+            follower.run("caught up")
+        other.execute("drop owned by may_nothing cascade")
+        other.execute("drop role may_nothing")
+
+
 def test_a_target_of_another_log_is_refused(
     log: EmbeddedLog, tmp_path: Path, database: Database
 ) -> None:

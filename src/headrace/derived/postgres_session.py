@@ -231,7 +231,12 @@ class Session:
         if self._connection.closed or code.startswith(PASSING):
             return errors.TargetAway(line_of(error), place=self.place)
         detail = " ".join(filter(None, [error.diag.message_detail, error.diag.message_hint]))
-        return errors.TargetStopped(line_of(error), place=self.place, why=detail, sqlstate=code)
+        stopped = errors.TargetStopped(line_of(error), place=self.place, why=detail, sqlstate=code)
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            with contextlib.suppress(psycopg.Error, errors.HeadraceError):
+                if lacking := self.lacks([]):
+                    stopped.fact, stopped.fix = f"{stopped.fact}: {lacking[0]}", lacking[1]
+        return stopped
 
     def _table(self, name: str) -> sql.SQL:
         return raw(f"{quoted(self._schema)}.{quoted(name)}")
