@@ -62,7 +62,10 @@ class PostgresTarget(Merging):
                     return Mark(0, None, "", ())
                 return self._read_mark()
             self._run("select pg_advisory_xact_lock(hashtext('headrace'))")
-            self._run("create schema if not exists {schema}")
+            there = "select to_regnamespace(quote_ident($1)) is not null"
+            if self._run(there, self._schema).fetchone() == (False,):
+                # `if not exists` asks for the right to make one even where it is there.
+                self._run("create schema {schema}")
             self._run(
                 "create table if not exists {schema}._headrace (follower text primary key, "
                 "epoch bigint not null, log text not null, through bigint, position bigint, "
