@@ -25,14 +25,15 @@ def test_positions_are_read_and_written() -> None:
 @pytest.mark.parametrize(
     ("patterns", "names"),
     [
-        (["public.*"], "orders tmp_1 Odd"),
+        (["public.*"], "orders tmp_1 Odd a[1] a1"),
         (["orders"], "orders"),
-        (["public.*", "!public.tmp_*"], "orders Odd"),
-        (["!public.tmp_*", "*.*"], "orders Odd shop"),
+        (["public.*", "!public.tmp_*"], "orders Odd a[1] a1"),
+        (["!public.tmp_*", "*.*"], "orders Odd a[1] a1 shop"),
         (["shop.orders"], "shop"),
         (["*.orders"], "orders shop"),
         (["!public.*"], ""),
         (["public.odd"], ""),
+        (["public.a[1]", "[Oo]dd"], "a[1]"),  # brackets are part of a name
     ],
 )
 def test_patterns_choose_tables(patterns: list[str], names: str) -> None:
@@ -40,6 +41,8 @@ def test_patterns_choose_tables(patterns: list[str], names: str) -> None:
         "orders": ("public", "orders"),
         "tmp_1": ("public", "tmp_1"),
         "Odd": ("public", "Odd"),
+        "a[1]": ("public", "a[1]"),
+        "a1": ("public", "a1"),
         "shop": ("shop", "orders"),
     }
     assert {n for n, table in tables.items() if catalog.chosen(table, patterns)} == set(

@@ -420,6 +420,28 @@ def test_a_table_that_is_there_is_not_taken_over(log: EmbeddedLog, database: Dat
         follower.run("caught up")
 
 
+def test_a_right_that_is_missing_is_named_with_the_statement(
+    log: EmbeddedLog, database: Database
+) -> None:
+    bank = Bank(log)
+    bank.commit()
+    with database.connect() as other:
+        other.execute("drop role if exists may_nothing")
+        other.execute("create role may_nothing login")
+        other.execute("create schema locked")
+    kept = kept_in(hr.Table(database.dsn(user="may_nothing"), "locked"))
+    with Follower(log, kept) as follower, pytest.raises(errors.TargetStopped) as caught:
+        follower.run("caught up")
+    assert "may_nothing may not make tables in schema locked" in caught.value.fact
+    assert caught.value.fix == "grant usage, create on schema locked to may_nothing"
+    with database.connect() as other:
+        other.execute(caught.value.fix)
+        with Follower(log, kept) as follower:
+            follower.run("caught up")
+        other.execute("drop owned by may_nothing cascade")
+        other.execute("drop role may_nothing")
+
+
 def test_a_target_of_another_log_is_refused(
     log: EmbeddedLog, tmp_path: Path, database: Database
 ) -> None:
@@ -1054,3 +1076,27 @@ def test_copies_of_a_row_that_were_refused_come_back_and_no_more(
             follower.run("caught up")
             assert aside.rows(log, "q/main") == []
             checked(log, kept)
+
+
+def test_tables_with_names_as_long_as_postgresql_has_them(
+    log: EmbeddedLog, database: Database
+) -> None:
+    topics = {name: name for name in ("n" * 63, "n" * 62 + "m")}
+    for name in topics:
+        log.create_topic(name, "id bigint, note string", key="id", kind="changes")
+        log.append(name, [{"id": one, "note": name[-1]} for one in range(3)])
+    kept = Kept("shop", "main", topics, frozenset(), hr.Table(database.dsn(), "t"))
+    with Follower(log, kept) as follower:
+        follower.run(until="caught up")
+        with database.connect() as connection:
+            for name in topics:  # so that changes go through the temporary tables, in halves
+                connection.execute(f"alter table t.{name} add check (id <> 1001)")
+        for name in topics:
+            log.append(name, [{"id": one, "note": name[-1]} for one in range(2000)])
+        follower.run(until="caught up")
+    assert [one["key"] for one in aside.rows(log, "shop/main")] == ['{"id": 1001}'] * 2
+    assert [one.differing for one in verify_kept(log, kept)] == [0, 0]
+    log.create_topic("shop." + "n" * 64, "id bigint", key="id", kind="changes")
+    wrong = replace(kept, topics={"n" * 64: "shop." + "n" * 64}, name="other")
+    with Follower(log, wrong) as follower, pytest.raises(errors.BadTarget, match="too long a name"):
+        follower.run(until="caught up")

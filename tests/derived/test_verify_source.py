@@ -267,6 +267,10 @@ def test_a_token_is_there_on_a_quiet_database_too(database: Database, log: Embed
         assert tokens.position_of(log, lsn(connection), 20.0) >= 0
         assert time.monotonic() - began < 20.0
         assert hr.rows(log, TOPIC, after=lsn(connection), timeout=20.0).num_rows == 300
+        with pytest.raises(errors.NotYetThere):  # one that never comes keeps nobody else waiting
+            tokens.position_of(log, "lsn:FFFF/0", 0.0)
+        connection.execute("create table other (id int)")
+        assert tokens.position_of(log, lsn(connection), 20.0) >= 0
 
 
 def test_what_is_not_there_says_how_far_it_is(database: Database, log: EmbeddedLog) -> None:

@@ -207,8 +207,12 @@ def test_rows_without_a_key_are_repaired_too(database: Database, log: EmbeddedLo
             "update t.notes set what = 'by hand' where (_row, _copy) in "
             "(select _row, _copy from t.notes order by _row desc limit 1)"
         )
+        connection.execute(
+            "insert into t.notes (who, what, _row, _copy) values "
+            "('z', null, gen_random_uuid(), 1), ('z', null, gen_random_uuid(), 2)"
+        )
         (result,) = verify_kept(log, kept, table="notes")
-        assert result.differing == 3
+        assert result.differing == 4
         (result,) = verify_kept(log, kept, table="notes", repair=True)
         assert result.differing == 0
         after = connection.execute("select who, what from t.notes order by 1, 2").fetchall()

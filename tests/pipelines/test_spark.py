@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging.config
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,8 @@ def test_a_session_is_used_again_and_listens_at_home_only(spark: Any) -> None:
     assert again is spark
     assert spark.conf.get("spark.driver.bindAddress") == "127.0.0.1"
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    # Else Spark makes a folder where it is started, which is the user's project.
+    assert spark.conf.get("spark.sql.warehouse.dir").endswith(tempfile.gettempdir())
     pid = spark.sparkContext._gateway.proc.pid
     ports = listening(pid)
     assert ports

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg import sql
 
 import headrace as hr
 from headrace import errors
+from headrace.pipelines.files import load_pipeline
 from headrace.pipelines.views import run
 from headrace.runtime.parts import JVM_FAILURES, Turns
 from headrace.runtime.plan import project_plan
@@ -198,6 +200,34 @@ def test_a_project_of_a_database_begins_with_its_first_table(
     assert (empty.code, not (tmp_path / "empty").exists()) == (1, True)
     assert "HR-CAPTURE-028" in empty.err
     assert "secret" not in (project.folder / "headrace.toml").read_text()
+    try_out(project.folder, "test_rows_are_counted", monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["My Table", "class", "F", "counted", "ünï", 'a"b', "a[1]"])
+def test_a_project_of_a_database_whose_only_table_has_an_odd_name(
+    name: str,
+    headrace: Headrace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    postgres: Server,
+) -> None:
+    monkeypatch.delenv("HEADRACE_LOG")
+    with fresh_database(postgres, "runtime_init_odd") as database:
+        with postgres.connect(database) as connection:
+            table = sql.Identifier(name)
+            connection.execute(
+                sql.SQL('create table {} ("the ""id" int primary key)').format(table)
+            )
+        done = headrace("init", str(tmp_path / "first"), "--dsn", postgres.dsn(database))
+        assert done.code == 0, done.err
+        project = find_project(tmp_path / "first")
+        with hr.connect(project.log) as log:
+            (one,) = project.captures
+            hr.capture(log, one.name, one.dsn, tables=one.tables).run("caught up")
+            pipeline = load_pipeline(str(project.pipelines[0]))
+            (source,) = pipeline.inputs.values()
+            assert log.topic(source.topic).key == ('the "id',)
+        assert headrace("capture", "remove", "source", "--yes", "--log", str(project.log)).code == 0
     try_out(project.folder, "test_rows_are_counted", monkeypatch)
 
 

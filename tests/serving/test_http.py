@@ -323,7 +323,9 @@ def test_errors_are_problems_of_the_catalogue(path: str, status: int, code: str,
 
 
 def test_a_wrong_method_is_a_problem_too(url: str) -> None:
-    assert ask(url, "/v1/status", "POST").json["status"] == 405
+    answer = ask(url, "/v1/status", "POST")
+    assert answer.json["status"] == 405
+    assert "GET" in answer.headers["allow"]
     assert ask(url, "/v1/status", "DELETE", {"Content-Type": "application/json"}).status == 405
 
 

@@ -172,6 +172,21 @@ def test_a_narrow_page_does_not_scroll_sideways(
         assert page.said == []
 
 
+@pytest.mark.parametrize("width", [360, 1280])
+def test_long_names_stay_in_their_card(
+    width: int, browser: Any, running: tuple[str, EmbeddedLog]
+) -> None:
+    url, log = running
+    log.create_topic("x" * 200, "id bigint", exist_ok=True)
+    with opened(browser, url, viewport={"width": width, "height": 780}) as page:
+        page.locator("#choice option", has_text="x" * 200).wait_for(state="attached")
+        sides = page.evaluate(
+            "[choice, choice.closest('.card')].map(one => one.getBoundingClientRect().right)"
+        )
+        assert sides[0] <= sides[1]
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_the_kill_button_kills_and_the_page_comes_back(
     browser: Any, running: tuple[str, EmbeddedLog], tmp_path: Path
 ) -> None:

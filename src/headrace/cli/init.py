@@ -7,7 +7,6 @@ import os
 import shlex
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -88,21 +87,21 @@ tables = [{table}]
 port = 8321
 """
 TABLE_PIPELINE = '''\
-"""The rows of {table}, counted: a plain PySpark query, kept right while the database changes."""
+"""The rows of {topic}, counted: a plain PySpark query, kept right while the database changes."""
 
 import headrace as hr
 from pyspark.sql import functions as F
 
 copy = hr.Pipeline("copy")
-copy.table("{name}", of="source.{table}")  # follows the database, row by row
+copy.table("{name}", of="{topic}")  # follows the database, row by row
 
 
 @copy.view()
-def counted({name}):
+def {view}({name}):
     return {name}.agg(F.count("*").alias("rows"))
 
 
-copy.keep("counted", "{name}", in_=hr.SQLite("kept.db"))  # or hr.Table("postgresql://...")
+copy.keep("{view}", "{name}", in_=hr.SQLite("kept.db"))  # or hr.Table("postgresql://...")
 '''
 TABLE_TEST = '''\
 """What the view says after each step of a history. Run it with: pytest"""
@@ -114,10 +113,10 @@ from pipeline import copy
 def test_rows_are_counted():
     after = hr.testing.history(
         [
-            {{"{name}": [{{"{key}": 1}}, {{"{key}": 2}}]}},
-            {{"-{name}": [{{"{key}": 1}}]}},  # a row goes
+            {{"{name}": [{{{key}: 1}}, {{{key}: 2}}]}},
+            {{"-{name}": [{{{key}: 1}}]}},  # a row goes
         ]
-    ).rows(copy, "counted")
+    ).rows(copy, "{view}")
     hr.testing.same(after[0], [{{"rows": 2}}])
     hr.testing.same(after[1], [{{"rows": 1}}])
 '''
@@ -149,7 +148,7 @@ def init(folder: str, dsn: str | None, as_json: bool) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            with open(root / name, "x") as file:
+            with open(root / name, "x", encoding="utf-8") as file:
                 file.write(text)
     except OSError as error:
         said = f"no project can be made in {root}: {error.strerror}"
@@ -192,28 +191,34 @@ def _of_table(dsn: str) -> dict[str, str]:
     from headrace.sources.postgres.catalog import tables
     from headrace.sources.postgres.prepare import reached
     from headrace.sources.postgres.settings import without_password
+    from headrace.sources.postgres.state import full_name, topic_name
 
     kept, _ = without_password(dsn)
     with reached(dsn) as connection:
-        found = [
-            one
-            for one in tables(connection, ("public.*",))
-            if one.identity and one.name.isidentifier() and not iskeyword(one.name)
-        ]
+        found = [one for one in tables(connection, ("public.*",)) if one.identity]
     if not found:
         raise SourceNotReady(
             "there is no table with a primary key in schema public", place=kept, fix="make one"
         )
-    first = min(found, key=lambda one: one.name)
-    values: dict[str, Any] = {
+    first = min(found, key=lambda one: (not _plain(one.name), one.name))
+    values = {
         "dsn": json.dumps(kept),
-        "table": f"{first.schema}.{first.name}",
-        "name": first.name,
-        "key": first.identity[0],
+        "table": json.dumps(f"{first.schema}.{first.name}", ensure_ascii=False),
+        "topic": topic_name("source", full_name(first.schema, first.name)),
+        "view": "counted" if first.name.lower() != "counted" else "rows_counted",
+        "name": first.name if _plain(first.name) else "source",
+        "key": json.dumps(first.identity[0], ensure_ascii=False),
     }
     return {
-        "headrace.toml": TABLE_TOML.format_map(values | {"table": json.dumps(values["table"])}),
+        "headrace.toml": TABLE_TOML.format_map(values),
         "pipeline.py": TABLE_PIPELINE.format_map(values),
         "test_pipeline.py": TABLE_TEST.format_map(values),
         IGNORED: IGNORE,
     }
+
+
+def _plain(name: str) -> bool:
+    """Whether an input can be named as its table, beside the other names of the file."""
+    from headrace.pipelines.pipeline import NAME
+
+    return bool(NAME.fullmatch(name)) and not iskeyword(name) and name != "F"

@@ -79,5 +79,5 @@ def _show(found: Plan) -> None:
     if found.kept:
         talk(f"{counted(found.kept, 'operator')} below them keep their state")
     if found.rows:
-        about = lasting(found.seconds) if found.seconds else "an unknown time"
-        talk(f"building reads {counted(found.rows, 'row')}: about {about}")
+        about = f": about {lasting(found.seconds)}" if found.seconds else ""
+        talk(f"building reads {counted(found.rows, 'row')}{about}")

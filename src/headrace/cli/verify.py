@@ -166,11 +166,8 @@ def _show(result: Result) -> None:
         said += f", {counted(result.repaired, 'key')} repaired"
     if result.aside:
         said += f", {counted(result.aside, 'row')} set aside (headrace aside ls)"
-    talk(
-        f"{said}: {counted(result.differing, 'key')} differ"
-        if result.differing
-        else f"{said}: equal"
-    )
+    differ = "1 key differs" if result.differing == 1 else f"{result.differing:,} keys differ"
+    talk(f"{said}: {differ if result.differing else 'equal'}")
 
 
 def _show_last(rows: list[dict[str, Any]], as_json: bool) -> None:

@@ -30,7 +30,15 @@ from psycopg import sql
 
 from headrace import errors
 from headrace.derived.postgres_merging import Failed, Merging
-from headrace.derived.postgres_session import columns_of, each, is_refusal, names_of, raw
+from headrace.derived.postgres_session import (
+    LONGEST,
+    beside,
+    columns_of,
+    each,
+    is_refusal,
+    names_of,
+    raw,
+)
 from headrace.derived.postgres_text import type_of
 from headrace.derived.rows import CHUNK_ROWS, WEIGHT
 from headrace.derived.shape import alterations, still_there
@@ -54,7 +62,10 @@ class PostgresTarget(Merging):
                     return Mark(0, None, "", ())
                 return self._read_mark()
             self._run("select pg_advisory_xact_lock(hashtext('headrace'))")
-            self._run("create schema if not exists {schema}")
+            there = "select to_regnamespace(quote_ident($1)) is not null"
+            if self._run(there, self._schema).fetchone() == (False,):
+                # `if not exists` asks for the right to make one even where it is there.
+                self._run("create schema {schema}")
             self._run(
                 "create table if not exists {schema}._headrace (follower text primary key, "
                 "epoch bigint not null, log text not null, through bigint, position bigint, "
@@ -155,8 +166,14 @@ class PostgresTarget(Merging):
         with self._transaction():
             ours = {one.name for one in self._locked(epoch).tables}
             for table in tables:
-                if len(table.name.encode()) > 58:
-                    raise errors.BadTarget(f"'{table.name}' is too long a name", place=self.place)
+                names = table.schema.names
+                if too_long := [n for n in (table.name, *names) if len(n.encode()) > LONGEST]:
+                    raise errors.BadTarget(
+                        f"'{too_long[0]}' is too long a name for PostgreSQL",
+                        place=f"{self.place}, table {table.name}",
+                        why=f"it would be cut after {LONGEST} bytes",
+                        fix="leave the table out of keep(...), or rename view or column",
+                    )
                 if table.name not in ours and self._is_there(table.name):
                     name = self._table(table.name).as_string(self._connection)
                     raise errors.TableNotOurs(
@@ -165,10 +182,10 @@ class PostgresTarget(Merging):
                         fix="keep it in another schema (hr.Table(..., schema=...)), "
                         f"or remove it: drop table {name}",
                     )
-                self._run("drop table if exists {t}", t=self._table(f"_new_{table.name}"))
+                self._run("drop table if exists {t}", t=self._table(beside("_new_", table.name)))
                 self._run(
                     "create table {t} ({columns}{more})",
-                    t=self._table(f"_new_{table.name}"),
+                    t=self._table(beside("_new_", table.name)),
                     columns=columns_of(table),
                     more=raw(
                         "" if table.key else ", _row uuid, _copy bigint, primary key (_row, _copy)"
@@ -207,7 +224,7 @@ class PostgresTarget(Merging):
                 else:
                     self._run(
                         "alter table {t} rename to {n}",
-                        t=self._table(f"_new_{table.name}"),
+                        t=self._table(beside("_new_", table.name)),
                         n=sql.Identifier(table.name),
                     )
                 says = f"kept by Headrace, follower {self._follower}, which alone writes to it"
@@ -227,7 +244,7 @@ class PostgresTarget(Merging):
         """The key of a loaded table, which was not there while it was loaded."""
         if not table.key:
             return
-        new = self._table(f"_new_{table.name}")
+        new = self._table(beside("_new_", table.name))
         row = self._run(
             "select exists (select from {t} where {any})",
             t=new,
@@ -240,7 +257,7 @@ class PostgresTarget(Merging):
         """Make the table that is there equal to what was loaded, by what differs."""
         names = table.schema.names
         keys = table.key or ("_row", "_copy")
-        new, live = self._table(f"_new_{table.name}"), self._table(table.name)
+        new, live = self._table(beside("_new_", table.name)), self._table(table.name)
         same = "t.{n} is not distinct from d.{n}" if table.key else "t.{n} = d.{n}"
         row = self._run(
             "select attnotnull from pg_attribute where attrelid = {t}::regclass and attname = $1",
@@ -293,7 +310,9 @@ class PostgresTarget(Merging):
         failed: list[Failed] = []
         if not table.key:
             self._run("delete from {t}", t=self._table(table.name))
-        rows = list(self._rows(contextlib.ExitStack(), table, f"_new_{table.name}", None, None))
+        rows = list(
+            self._rows(contextlib.ExitStack(), table, beside("_new_", table.name), None, None)
+        )
         for batch in rows:
             for start in range(0, batch.num_rows, CHUNK_ROWS):
                 chunk = batch.slice(start, CHUNK_ROWS)

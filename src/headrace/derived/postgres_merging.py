@@ -38,6 +38,7 @@ from psycopg import sql
 
 from headrace.derived.postgres_reading import Reading
 from headrace.derived.postgres_session import (
+    beside,
     columns_of,
     each,
     is_refusal,
@@ -47,7 +48,7 @@ from headrace.derived.postgres_session import (
     raw,
 )
 from headrace.derived.postgres_text import as_array, as_csv, is_loose, type_of
-from headrace.derived.rows import WEIGHT, row_ids
+from headrace.derived.rows import MANY, WEIGHT, row_ids
 from headrace.interfaces import Changes, KeptTable, Refused
 from headrace.model.json_values import json_values
 
@@ -109,9 +110,11 @@ class Merging(Reading):
                 self._merge(table, table.name, rows, replace=replace)
             elif table.key:
                 names = table.schema.names
-                self._copy(self._table(f"_new_{table.name}"), names, as_csv(rows.select(names)))
+                self._copy(
+                    self._table(beside("_new_", table.name)), names, as_csv(rows.select(names))
+                )
             else:
-                self._merge_multiset(table, f"_new_{table.name}", rows)
+                self._merge_multiset(table, beside("_new_", table.name), rows)
             self._run("release savepoint half")
         except psycopg.Error as error:
             if not is_refusal(error):
@@ -165,7 +168,7 @@ class Merging(Reading):
 
     def _temp(self, table: KeptTable) -> sql.Composed:
         """The temporary table for changes of a table, made once a session; empty."""
-        name = f"_changes_{table.name}"[:60]
+        name = beside("_changes_", table.name)
         full = sql.SQL("pg_temp.{}").format(sql.Identifier(name))
         if self._temps.get(name) != table:
             self._run("drop table if exists {t}", t=full)
@@ -266,6 +269,15 @@ class Merging(Reading):
             "names": names_of(names),
             "values": names_of(names, "d."),
         }
+        if -MANY in rows.column(WEIGHT).to_pylist():  # also those that somebody else put there
+            self._run(
+                "delete from {t} t using {d} d where d._weight = {all} "
+                "and row({ours})::text = row({values})::text",
+                *values,
+                **parts,
+                ours=names_of(names, "t."),
+                all=sql.Literal(-MANY),
+            )
         # Copies may be missing in between, where somebody has deleted some: the last ones count.
         self._run(
             "delete from {t} t using {d} d cross join lateral (select h._copy from {t} h "
@@ -303,7 +315,7 @@ class Merging(Reading):
             made = f"select {', '.join(names)} from unnest({', '.join(arrays)}) x({numbers})"  # noqa: S608
             return raw(f"({made})"), values
         temp = self._temp(table)
-        self._used.add(f"_changes_{table.name}"[:60])
+        self._used.add(beside("_changes_", table.name))
         if not table.key:
             self._copy(temp, rows.schema.names, as_csv(rows))
             return temp, []

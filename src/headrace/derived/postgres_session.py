@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, LiteralString
 
@@ -14,6 +15,8 @@ from headrace import errors
 from headrace.derived.postgres_text import type_of
 from headrace.interfaces import KeptTable
 
+LONGEST = 63
+"""So many bytes has a name at most."""
 OLDEST = 150_000
 """The first version with MERGE and NULLS NOT DISTINCT."""
 SETTINGS: dict[str, Any] = {
@@ -68,6 +71,14 @@ def raw(text: str) -> sql.SQL:
 def quoted(name: str) -> str:
     """A name as SQL has it."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def beside(prefix: str, name: str) -> str:
+    """A name for something beside a table; PostgreSQL would cut what is longer, silently."""
+    made = prefix + name
+    if len(made) <= LONGEST:
+        return made
+    return f"{made[: LONGEST - 17]}_{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def names_of(names: Sequence[str], before: str = "") -> sql.SQL:
@@ -220,7 +231,12 @@ class Session:
         if self._connection.closed or code.startswith(PASSING):
             return errors.TargetAway(line_of(error), place=self.place)
         detail = " ".join(filter(None, [error.diag.message_detail, error.diag.message_hint]))
-        return errors.TargetStopped(line_of(error), place=self.place, why=detail, sqlstate=code)
+        stopped = errors.TargetStopped(line_of(error), place=self.place, why=detail, sqlstate=code)
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            with contextlib.suppress(psycopg.Error, errors.HeadraceError):
+                if lacking := self.lacks([]):
+                    stopped.fact, stopped.fix = f"{stopped.fact}: {lacking[0]}", lacking[1]
+        return stopped
 
     def _table(self, name: str) -> sql.SQL:
         return raw(f"{quoted(self._schema)}.{quoted(name)}")

@@ -28,6 +28,10 @@ def load_pipeline(file: str) -> Pipeline:
     path = Path(file)
     if not path.is_file():
         raise errors.BadPipeline(f"there is no file {file}", place=file, fix="name a Python file")
+    try:  # before Spark is started, which takes seconds
+        compile(path.read_bytes(), str(path), "exec")
+    except (SyntaxError, ValueError) as error:
+        raise _raised(error, path.parent) from error
     session()
     name = f"headrace_pipeline_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -41,14 +45,8 @@ def load_pipeline(file: str) -> Pipeline:
         spec.loader.exec_module(module)
     except errors.HeadraceError:
         raise
-    except Exception as error:
-        line = traceback.extract_tb(error.__traceback__)[-1]
-        raise errors.BadPipeline(
-            f"{type(error).__name__}: {error}",
-            place=f"{line.filename}:{line.lineno}",
-            why="the file raised it while it was read",
-            fix="correct the file",
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise _raised(error, folder) from error
     finally:
         sys.path.pop(0)
     for known, one in [*sys.modules.items()]:
@@ -65,3 +63,18 @@ def load_pipeline(file: str) -> Pipeline:
             fix="shop = hr.Pipeline('shop')",
         )
     return next(iter(found.values()))
+
+
+def _raised(error: BaseException, folder: Path) -> errors.BadPipeline:
+    """What a file raised, and where in the files of its folder."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if Path(one.filename).is_relative_to(folder)] or frames
+    file, line = own[-1].filename, own[-1].lineno
+    if isinstance(error, SyntaxError):
+        file, line = error.filename or file, error.lineno
+    return errors.BadPipeline(
+        f"{type(error).__name__}: {error}",
+        place=f"{file}:{line}",
+        why="the file raised it while it was read",
+        fix="correct the file",
+    )

@@ -185,7 +185,11 @@ class Pipeline:
             topic = self.inputs[one].topic if one in self.inputs else f"{self.name}.{one}"
             table = topic.rpartition(".")[2]
             if table in topics:
-                raise errors.BadPipeline(f"table '{table}' would be kept twice", place=self.name)
+                raise errors.BadPipeline(
+                    f"table '{table}' would be kept twice, of {topics[table]} and {topic}",
+                    place=self.name,
+                    fix="keep one of them by another keep(..., name=...), in another schema=",
+                )
             topics[table] = topic
             if one in self.views:
                 views.add(topic)

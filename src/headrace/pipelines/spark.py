@@ -116,7 +116,10 @@ def session(
         running = SparkSession._instantiatedSession  # the active one is another in every thread
         if running is not None and running.sparkContext._jsc is not None:
             return running
-        chosen = DEFAULTS | ({"spark.master": master} if master else {}) | dict(settings or {})
+        # Spark makes a folder for tables of its own where it is started, unless it is there.
+        place = {"spark.sql.warehouse.dir": tempfile.gettempdir()}
+        own = {"spark.master": master} if master else {}
+        chosen = DEFAULTS | place | own | dict(settings or {})
         if SparkContext._gateway is None:
             _set_python()
             with _own_submit([f"-Xmx{memory}", *["-XX:TieredStopAtLevel=1"] * quick]):

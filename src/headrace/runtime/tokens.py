@@ -257,7 +257,8 @@ def _of_lsn(log: EmbeddedLog, name: str | None, lsn: int, deadline: Deadline) ->
             place=log.path,
             why=f"the log has {', '.join(captures) or 'none'}",
         )
-    known = settings.get(log, name)
+    settings.get(log, name)
+    asked = False
     while True:
         seen = log.position
         state = settings.saved_state(log, name)
@@ -266,8 +267,12 @@ def _of_lsn(log: EmbeddedLog, name: str | None, lsn: int, deadline: Deadline) ->
             return _entry_of(log, name, lsn)
         over = deadline.left == 0
         patient = not over and deadline.waited < PATIENCE_SECONDS
-        if not patient and known.awaited < lsn:
-            known = settings.update(log, name, awaited=lsn)
+        if not patient:
+            awaited = settings.get(log, name).awaited
+            # Once also where more is awaited: perhaps somebody named an LSN that never comes.
+            if awaited < lsn or (awaited > lsn and not asked):
+                settings.update(log, name, awaited=lsn)
+            asked = True
         if over:
             token = f"lsn:{name}:{lsn_text(lsn)}"
             at: Figures = {"lsn": lsn_text(have), "bytes": lsn - have}

@@ -64,4 +64,6 @@ async def not_there(request: Request, error: Exception) -> Response:
     status = int(getattr(error, "status_code", 404))
     place = f"{request.method} {request.url.path}"
     fact = "there is nothing here" if status == 404 else f"{request.method} is not for this path"
-    return response(errors.UnknownPath(fact, place=place), status)
+    answer = response(errors.UnknownPath(fact, place=place), status)
+    answer.headers.update(getattr(error, "headers", None) or {})  # `Allow`, which belongs to a 405
+    return answer

@@ -334,7 +334,9 @@ def fits(table: TableName, pattern: str) -> bool:
     """Whether a pattern such as `shop.order*` fits; without a point it is of schema `public`.
 
     Of several points any may be the one between: schemas and tables may have some in their names.
+    Only `*` and `?` are special, not the brackets of `fnmatch`: a table may be named `prices[old]`.
     """
+    pattern = pattern.replace("[", "[[]")
     words = (pattern if "." in pattern else f"public.{pattern}").split(".")
     return any(
         fnmatchcase(table[0], ".".join(words[:at])) and fnmatchcase(table[1], ".".join(words[at:]))
