@@ -114,6 +114,13 @@ class Places:
                 high = middle - 1
         return address_of(numbers[low], 0)
 
+    def unsealed(self, topic: Topic, offsets: Mapping[int, int]) -> bool:
+        """Whether all rows from these offsets on are in the journal, behind what is sealed."""
+        through = self._journal.control.sealed.through
+        behind = (file.number for file in self._closed if file.after >= through)
+        begins = self._ends_before(next(behind, self._newest), topic)
+        return all(begins[partition] <= offset for partition, offset in offsets.items())
+
     def _ends_before(self, number: int, topic: Topic) -> list[int]:
         record = self._files.record(address_of(number, 0))
         if record is None:

@@ -221,6 +221,9 @@ class Reading:
         else:
             wanted.offsets = dict(start)
             wanted.partitions = frozenset(start)
+        if self._sealed and self._places.unsealed(wanted.topic, wanted.offsets):
+            self._sealed = False  # not even the last sealed file is opened: it may be far away
+            self._skip_through = self._passed = self._journal.control.sealed.through
         return self._places.of_offsets(wanted.topic, wanted.offsets)
 
     # -- what is sealed ---------------------------------------------------------------------
