@@ -95,9 +95,11 @@ def log(folder: str) -> Iterator[EmbeddedLog]:
 
 def seal(log: EmbeddedLog, turns: int = 1) -> None:
     keeper = log.keeper()
-    for _ in range(turns):
-        keeper.turn(close=True)
-    keeper.release()
+    try:
+        for _ in range(turns):
+            keeper.turn(close=True)
+    finally:
+        keeper.release()
 
 
 def names(log: EmbeddedLog, folder: str) -> list[str]:
@@ -418,6 +420,94 @@ def test_old_files_are_archived_and_read_from_there(log: EmbeddedLog, tmp_path: 
     shutil.move(archive, tmp_path / "away")
     with pytest.raises(errors.LogDamaged, match="missing"):
         contents(log, "a")
+
+
+def test_who_is_behind_what_is_archived_does_not_need_the_archive(
+    log: EmbeddedLog, tmp_path: Path
+) -> None:
+    """Nor the last archived file, by whose end alone nobody knows what it holds."""
+    log.create_topic("a", "id bigint", partitions=2)
+    log.append("a", [{"id": n} for n in range(5)], partition=0)
+    archive = tmp_path / "archive"
+    log.set_topic("a", retention_seconds=0, archive=str(archive))
+    seal(log, turns=3)
+    shutil.rmtree(archive)
+    assert contents(log, "a", start={0: 5, 1: 0}) == []
+    following = log.read("a", {0: 5}, follow=True)
+    assert following.poll() is None
+    log.append("a", [{"id": 7}], partition=0)
+    log.append("a", [{"id": 8}], partition=1)
+    assert [one[2:4] for one in contents(log, "a", start={0: 5, 1: 0})] == [(0, 5), (1, 0)]
+    batch = following.poll()
+    assert batch is not None
+    assert batch.to_pylist() == [{"id": 7}]
+    with pytest.raises(errors.LogDamaged, match="missing"):
+        contents(log, "a", start={0: 4})
+
+
+def test_an_archive_out_of_reach_keeps_nobody_else_from_going(
+    log: EmbeddedLog, tmp_path: Path
+) -> None:
+    """The error names the archive; other topics are let go, and the journal is deleted."""
+    for name in ("a", "b"):
+        log.create_topic(name, "id bigint")
+        log.append(name, [{"id": 1}, {"id": 2}])
+    (tmp_path / "file").touch()
+    log.set_topic("a", retention_seconds=0, archive=str(tmp_path / "file" / "old"))
+    log.set_topic("b", retention_seconds=0)
+    for _ in range(4):
+        with pytest.raises(errors.HeadraceError, match=r"file/old"):
+            seal(log)
+    assert (log.starts("a"), log.starts("b")) == ([0], [2])
+    assert len(contents(log, "a")) == 2
+    assert len(names(log, "journal")) <= 3
+
+
+def test_an_archive_that_was_moved_away_is_given_nothing(log: EmbeddedLog, tmp_path: Path) -> None:
+    """Else rows would lie below a mount point, and be hidden when the disk is mounted again."""
+    log.create_topic("a", "id bigint")
+    archive = tmp_path / "archive"
+    log.set_topic("a", retention_seconds=0, archive=str(archive))
+    filled(log, 1)
+    seal(log)
+    want = contents(log, "a")
+    assert len(want) == len(os.listdir(archive)) * 10
+    shutil.move(archive, tmp_path / "away")
+    archive.mkdir()
+    log.append("a", [{"id": 1}])
+    with pytest.raises(errors.LogDamaged, match="missing"):
+        seal(log)
+    assert os.listdir(archive) == []
+    archive.rmdir()
+    with pytest.raises(errors.LogDamaged, match="missing"):
+        seal(log)
+    assert not archive.exists()
+    shutil.move(tmp_path / "away", archive)
+    seal(log)
+    assert len(os.listdir(archive)) == 2
+    assert len(contents(log, "a")) == len(want) + 1
+
+
+def test_a_full_disk_is_made_room_on(folder: str) -> None:
+    """Sealing fails; what retention lets go goes all the same, and then sealing does not fail."""
+    machine = Machine()
+    with machine_log(folder, machine, **SMALL) as log:
+        log.create_topic("a", "id bigint")
+        filled(log, 2)
+        seal(log)
+        before = names(log, "sealed")
+        log.set_topic("a", retention_bytes=1)
+        log.append("a", [{"id": 1}])
+        full = OSError(errno.ENOSPC, "no space left")
+        machine.fails = lambda call, path: full if call == "create" and "/sealed/" in path else None
+        for _ in range(4):
+            log.append("a", [{"id": 1}])
+            with pytest.raises(errors.DiskFull):
+                seal(log)
+        assert log.starts("a") == [20]
+        assert not set(before) & set(names(log, "sealed"))
+        machine.fails = lambda call, path: None
+        seal(log)
 
 
 def test_changes_do_not_go_by_their_age(log: EmbeddedLog) -> None:

@@ -103,12 +103,13 @@ class ArchivedFile:
 
     def pread(self, length: int, offset: int) -> bytes:
         """See `File`."""
-        found: bytes = self._file.read_at(length, offset)
+        with os_errors("reading an archived file", self.path):
+            found: bytes = self._file.read_at(length, offset)
         return found
 
     def read(self, length: int, offset: int) -> pa.Buffer:
         """See `File`."""
-        return pa.py_buffer(self._file.read_at(length, offset))
+        return pa.py_buffer(self.pread(length, offset))
 
     def size(self) -> int:
         """See `File`."""

@@ -29,6 +29,11 @@ two places, and equal.
 rows are now. **Holds** keep retention and compaction from passing a position: they say until when
 they count, so that one whose holder is gone for good does not fill the disk.
 
+**What fails for one topic** (its archive is out of reach, one of its files is damaged) does not keep
+the others from their turn, nor a full disk the steps that make room: the first such error is raised
+when all else is done. An archive that lacks what was put there last is not the archive (somebody
+moved it, or the disk is not mounted), and is given nothing: what is put there could not be found.
+
 **Without a keeper** appends go on. Who begins a journal file and finds more of them unsealed than
 the budget, and the role free, takes it for one turn.
 """
@@ -80,6 +85,14 @@ PENDING_BYTES = 64 << 20
 STALE_FILES = 4
 """So many journal files that only a checkpoint still names are worth another checkpoint."""
 TURN_SECONDS = 5.0
+OF_ONE_TOPIC = (
+    errors.LogDamaged,
+    errors.IoFailed,
+    errors.DiskFull,
+    errors.ReadOnlyDisk,
+    errors.BadSetting,
+)
+"""What can be wrong with the files or the archive of one topic, and not with others."""
 _talk = logging.getLogger("headrace.keeper")
 
 
@@ -97,6 +110,8 @@ class Turn:
     compacted: list[str] = field(default_factory=list)
     joined: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    problem: errors.HeadraceError | None = None
+    """The first thing that could not be done, while others were."""
 
     def to_json(self) -> dict[str, list[str]]:
         """For `--json`."""
@@ -198,15 +213,27 @@ class Keeper:
                 )
             done, journal = Turn(), self._log.journal
             with os_errors("keeping the log", journal.folder):
-                if close:
-                    journal.close_file()
-                while self._seal(done):
-                    pass
+                with self._aside(done, errors.DiskFull):
+                    if close:
+                        journal.close_file()
+                    while self._seal(done):
+                        pass
                 self._retain(done)
                 self._compact(done, everything=compact)
                 self._join(done)
                 self._collect(done)
+            if done.problem is not None:
+                raise done.problem
             return done
+
+    @contextlib.contextmanager
+    def _aside(self, done: Turn, *kinds: type[errors.HeadraceError]) -> Iterator[None]:
+        """Go on with the rest of the turn after an error of these kinds."""
+        try:
+            with os_errors("keeping the log", self._log.journal.folder):
+                yield
+        except kinds as error:
+            done.problem = done.problem or error
 
     def _go_on(self) -> None:
         """Asked now and then by what takes long: a process that ends does not wait for it."""
@@ -264,19 +291,30 @@ class Keeper:
                 continue
             limit = held(journal.control, topic.name, now)
             going = [file for file in _too_old(topic, files, now) if file.through <= limit]
-            if topic.policy.archive is not None:
-                for file in going:
-                    if not file.archive:
-                        archive.store(journal.system, journal.folder, file, topic.policy.archive)
-                        add.append(replace(file, archive=topic.policy.archive))
-            elif going:
-                drop += [file.name for file in going]
-                trims[str(topic.id)] = self._trimmed(topic, files, going, sealed.trim(topic.id))
+            with self._aside(done, *OF_ONE_TOPIC):
+                if topic.policy.archive is not None:
+                    self._archive(topic.policy.archive, files, going, add)
+                elif going:
+                    trims[str(topic.id)] = self._trimmed(topic, files, going, sealed.trim(topic.id))
+                    drop += [file.name for file in going]
         if not drop and not add:
             return
         self._say({"drop": drop, "add": [one.to_json() for one in add], "trim": trims}, number)
         done.dropped += drop
         done.archived += [one.name for one in add]
+
+    def _archive(
+        self, to: str, files: list[SealedFile], going: list[SealedFile], add: list[SealedFile]
+    ) -> None:
+        """Copy what is not there yet; `add` gets what is."""
+        system, folder = self._log.journal.system, self._log.journal.folder
+        waiting = [file for file in going if not file.archive]
+        before = [file for file in files if file.archive == to]
+        if waiting and before:
+            archive.open_sealed(system, folder, before[-1]).close()
+        for file in waiting:
+            archive.store(system, folder, file, to)
+            add.append(replace(file, archive=to))
 
     def _trimmed(
         self, topic: Topic, files: list[SealedFile], going: list[SealedFile], old: Trim | None
@@ -303,7 +341,11 @@ class Keeper:
             files = [file for file in journal.control.sealed.of(topic.id) if file.through <= limit]
             if not worth_compacting(files, everything=everything):
                 continue
-            added = compacted(journal, topic, files, now, self._go_on)
+            added: list[SealedFile] | None = None
+            with self._aside(done, *OF_ONE_TOPIC):
+                added = compacted(journal, topic, files, now, self._go_on)
+            if added is None:
+                continue
             old = journal.control.sealed.trim(topic.id)
             trim = Trim(
                 max(files[-1].through, old.since if old is not None else 0),
@@ -327,8 +369,11 @@ class Keeper:
             number = self._log.counter(COUNTER)
             journal.refresh_control()
             files = worth_joining(journal.control.sealed.of(topic.id))
-            if files:
-                add = [file.to_json() for file in joined(journal, topic, files, self._go_on)]
+            made: list[SealedFile] = []
+            with self._aside(done, *OF_ONE_TOPIC):
+                made = joined(journal, topic, files, self._go_on) if files else []
+            if made:
+                add = [file.to_json() for file in made]
                 self._say({"drop": [file.name for file in files], "add": add}, number)
                 done.joined += [file.name for file in files]
 

@@ -186,8 +186,8 @@ class SealWriter:
     def add(self, rows: Rows) -> None:
         """Take the rows of a section; `flush` bounds what is kept in memory."""
         if self._first is None:
-            self._first = rows
             self._open(rows)
+            self._first = rows
         self._last = rows
         self._pending.append(rows)
         self._pending_rows += rows.data.num_rows
