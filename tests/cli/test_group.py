@@ -6,6 +6,9 @@ warnings that do not come. Not caught: how it looks to the eye.
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 import headrace as hr
@@ -45,6 +48,30 @@ def test_ls_and_show_say_how_far_behind(headrace: Headrace, log: EmbeddedLog) ->
     text = headrace("group", "show", "h").out
     assert "never" in text
     assert "no members" in text
+
+
+def test_an_archive_out_of_reach_is_said_and_the_rest_shown(
+    headrace: Headrace, log: EmbeddedLog, tmp_path: Path
+) -> None:
+    archive = tmp_path / "archive"
+    log.create_topic("old", "n bigint")
+    log.set_topic("old", retention_seconds=0, archive=str(archive))
+    log.consumer("old", "late").close()
+    log.append("old", [{"n": 1}])
+    log.keeper().turn(close=True)
+    shutil.rmtree(archive)
+    listed = headrace("group", "ls")
+    assert listed.code == 0
+    late = next(line for line in listed.out.splitlines() if line.startswith("late"))
+    assert "?" in late
+    assert "cannot be read: the archived file" in late
+    found = {one["group"]: one for one in headrace("group", "ls", "--json").json}
+    assert set(found) == {"g", "h", "late"}
+    assert found["late"]["lag"]["seconds"] is None
+    assert found["late"]["lag"]["events"] == 1
+    assert "archived file" in found["late"]["warning"]
+    shown = headrace("group", "show", "late")
+    assert "cannot be read" in shown.err
 
 
 def test_members_are_shown_while_they_live(headrace: Headrace, log: EmbeddedLog) -> None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import shutil
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.groups.consumer import Consumer
 from headrace.log.groups.watch import lives
+from headrace.model.lag import KEPT
 from tests.log.kit import Machine, machine_log
 from tests.log.test_keeper import seal
 
@@ -426,6 +429,33 @@ def test_lag_is_what_the_oracle_says(folder: str) -> None:
         assert (facts.lag.events, facts.lag.seconds, facts.lag.falls_off_seconds) == (40, 59, 41)
         assert facts.lag.warns(41)
         assert not facts.lag.warns(40)
+
+
+def test_an_archive_out_of_reach_is_an_age_that_is_not_known(
+    log: EmbeddedLog, tmp_path: Path
+) -> None:
+    """The rest is told: events, other partitions and groups. What is archived is not lost."""
+    archive = tmp_path / "archive"
+    log.create_topic("t", "n bigint", partitions=2)
+    log.set_topic("t", retention_seconds=0, archive=str(archive))
+    for group in ("late", "early"):
+        log.consumer("t", group).close()
+    log.append("t", rows(4), partition=0)
+    log.keeper().turn(close=True)
+    log.append("t", rows(3), partition=1)
+    log.reset_group("early", "latest", partitions=[0])
+    assert [lag.fall for lag in log.group("late").lags] == [KEPT, KEPT]
+    assert not log.group("late").lag.warns(1e9)
+    shutil.move(archive, tmp_path / "away")
+    old, new = log.group("late").lags
+    assert (old.events, old.seconds, new.events, new.problem) == (4, None, 3, None)
+    assert old.problem is not None
+    assert "archived file" in old.problem
+    assert new.seconds is not None
+    both = log.group("late").lag
+    assert (both.events, both.seconds, both.problem) == (7, None, old.problem)
+    assert log.group("early").lag.problem is None
+    assert log.group("early").lag.seconds is not None
 
 
 def test_what_was_never_committed_is_not_zero(t: EmbeddedLog) -> None:

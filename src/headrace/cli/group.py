@@ -297,7 +297,7 @@ def _warning(lag: Summary, within: float) -> str | None:
         return f"{counted(lag.gone, 'event')} gone unread"
     if lag.warns(within):
         return f"loses events in {lasting(lag.falls_off_seconds or 0.0)}"
-    return None
+    return None if lag.problem is None else f"its oldest event cannot be read: {lag.problem}"
 
 
 def _events(lag: Summary) -> str:

@@ -3,7 +3,9 @@
 Unknown is not zero. A partition that a group never committed has no lag: nobody said where it
 starts (`NEVER_COMMITTED`). One that is read to its end has nothing that could be old or go
 (`NOTHING_TO_READ`). Without retention nothing ever goes (`KEPT`); where only the size of a topic is
-limited, when something goes depends on what others append, and nobody knows (`BY_SIZE`).
+limited, when something goes depends on what others append, and nobody knows (`BY_SIZE`). What
+goes to an archive is still read, and stays. Where the oldest row cannot be read, as in an archive
+that is out of reach, its age is not known, and `problem` says why.
 
 The age of what waits is counted from the clock of now, not from the newest event: a group that
 stands still on a quiet topic grows older every second.
@@ -42,6 +44,8 @@ class Lag:
     policy: Policy
     skipped: int = 0
     """Events that the group did not read by its own choice, and counted."""
+    problem: str | None = None
+    """Why the oldest event could not be read, if it could not."""
 
     @property
     def events(self) -> int | None:
@@ -69,6 +73,8 @@ class Lag:
             return NEVER_COMMITTED
         if self.events == 0:
             return NOTHING_TO_READ
+        if self.policy.archive is not None:
+            return KEPT
         if self.policy.retention_seconds is not None:
             return BY_TIME
         return KEPT if self.policy.retention_bytes is None else BY_SIZE
@@ -95,6 +101,7 @@ class Lag:
             "seconds": self.seconds,
             "fall": self.fall,
             "falls_off_seconds": self.falls_off_seconds,
+            "problem": self.problem,
         }
 
 
@@ -111,7 +118,9 @@ class Summary:
     seconds: float | None
     """The oldest; None if no age is known."""
     falls_off_seconds: float | None
-    """The soonest; None if nothing goes by time."""
+    """The soonest that is known; None if nothing goes by time."""
+    problem: str | None
+    """Why some age is not known, if something could not be read."""
 
     def warns(self, within_seconds: float) -> bool:
         """Whether something is gone, or will be so soon."""
@@ -127,6 +136,7 @@ class Summary:
             "skipped": self.skipped,
             "seconds": self.seconds,
             "falls_off_seconds": self.falls_off_seconds,
+            "problem": self.problem,
         }
 
 
@@ -144,4 +154,5 @@ def summed(lags: Iterable[Lag]) -> Summary:
         sum(lag.skipped for lag in every),
         max(ages) if complete else None,
         min(falls, default=None),
+        next((lag.problem for lag in every if lag.problem is not None), None),
     )

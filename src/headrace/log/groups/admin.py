@@ -126,7 +126,7 @@ def lags(log: EmbeddedLog, group: str, state: GroupState) -> list[Lag]:
             continue
         offsets, starts, ends = committed.get(name, {}), log.starts(name), log.ends(name)
         behind = {p: max(at, starts[p]) for p, at in offsets.items() if at < ends[p]}
-        oldest = received(log, name, behind)
+        oldest, problems = _oldest(log, name, behind)
         for partition, end in enumerate(ends):
             skipped = log.value(skipped_name(group, name, partition)) or {}
             found.append(
@@ -140,9 +140,30 @@ def lags(log: EmbeddedLog, group: str, state: GroupState) -> list[Lag]:
                     now,
                     topic.policy,
                     sum(skipped.values()),
+                    problems.get(partition),
                 )
             )
     return found
+
+
+def _oldest(
+    log: EmbeddedLog, topic: str, behind: Mapping[int, int]
+) -> tuple[dict[int, int], dict[int, str]]:
+    """When the row at each offset was received; and why not, where it cannot be read."""
+    try:
+        return received(log, topic, behind), {}
+    except errors.LogClosed:
+        raise
+    except errors.HeadraceError as error:  # e.g. an archive out of reach; others may not be there
+        if len(behind) == 1:
+            return {}, dict.fromkeys(behind, error.fact)
+    found: dict[int, int] = {}
+    problems: dict[int, str] = {}
+    for partition, offset in behind.items():
+        some, why = _oldest(log, topic, {partition: offset})
+        found |= some
+        problems |= why
+    return found, problems
 
 
 def reset(
