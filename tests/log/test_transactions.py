@@ -62,6 +62,15 @@ def test_a_value_has_a_name(shop: EmbeddedLog) -> None:
             shop.transaction().put(name, 1)  # type: ignore[arg-type]
 
 
+def test_values_of_the_log_itself_are_not_put(shop: EmbeddedLog) -> None:
+    """A group, a writer or a hold would be what no program understands."""
+    shop.consumer("orders", "g").close()
+    for name in ("headrace/group/g", "headrace/hold/h", "headrace/anything"):
+        with pytest.raises(errors.ReservedName, match="belongs to Headrace"):
+            shop.transaction().put(name, 1)
+    assert shop.groups() == ["g"]
+
+
 def test_nothing_is_visible_before_the_commit(shop: EmbeddedLog) -> None:
     """Until the commit nobody sees anything of it. R-A15"""
     before = shop.position

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace import errors
 from headrace.interfaces import EntryLog, Part
-from headrace.model.fold import check_counter, is_name
+from headrace.model.fold import OWN_COUNTERS, check_counter, is_name
 from headrace.model.records import Batch, Receipt
 
 
@@ -71,6 +71,17 @@ class Transaction:
 
     def put(self, name: str, value: Any) -> None:
         """Set a named value (JSON): a resume point, a manifest."""
+        if isinstance(name, str) and name.startswith(OWN_COUNTERS):
+            raise errors.ReservedName(
+                f"value {name!r} belongs to Headrace",
+                place="put",
+                why=f"values that start with '{OWN_COUNTERS}' carry groups, writers and holds",
+                fix="choose another name",
+            )
+        self.put_own(name, value)
+
+    def put_own(self, name: str, value: Any) -> None:
+        """Set a value, also one of Headrace's own: for those who know what it means."""
         self._refuse_if_over()
         if not is_name(name):
             fix = "give it a name that is text"

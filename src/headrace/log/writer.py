@@ -100,7 +100,7 @@ class WriterTransaction(Transaction):
         self._require[writer.epoch_counter] = writer.epoch
         self._expect[writer.counter] = writer.version
         if state is not None:
-            self.put(writer.counter, state)
+            self.put_own(writer.counter, state)
 
     def commit(self) -> Receipt:
         """Append the entry, or say that a newer holder has the name."""

@@ -140,7 +140,7 @@ def _() -> list[Patch]:
         with self._log.transaction() as transaction:
             places = {topic: {partition: self._places[topic][partition]}}
             for name, count in self._counts(places).items():
-                transaction.put(name, count)
+                transaction.put_own(name, count)
 
     return [instead(Consumer, "_skip", skip)]
 

@@ -29,10 +29,10 @@ two places, and equal.
 rows are now. **Holds** keep retention and compaction from passing a position: they say until when
 they count, so that one whose holder is gone for good does not fill the disk.
 
-**What fails for one topic** (its archive is out of reach, one of its files is damaged) does not keep
-the others from their turn, nor a full disk the steps that make room: the first such error is raised
-when all else is done. An archive that lacks what was put there last is not the archive (somebody
-moved it, or the disk is not mounted), and is given nothing: what is put there could not be found.
+**What fails for one topic** (its archive is out of reach, a file of it is damaged) does not keep
+the others from their turn, nor a full disk the steps that make room: the first error is raised when
+all else is done. An archive that lacks what was put there last is not the archive (somebody moved
+it, or the disk is not mounted), and is given nothing: what is put there could not be found.
 
 **Without a keeper** appends go on. Who begins a journal file and finds more of them unsealed than
 the budget, and the role free, takes it for one turn.

@@ -363,7 +363,7 @@ class Consumer:
         offsets = self._to_commit(batch)
         transaction.commit_offsets(self.group, offsets)
         for name, count in self._counts(offsets).items():
-            transaction.put(name, count)
+            transaction.put_own(name, count)
         for counter, value in self._guards(state, offsets).items():
             transaction.guard(counter, value, self._moved)
         self._pending.append(Pending(transaction, offsets))

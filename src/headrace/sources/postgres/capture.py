@@ -873,7 +873,7 @@ class Capture:
         self.state.lsn = lsn
         with self.writer.transaction(state=self.state.to_json()) as entry:
             for table, one in self.state.unsaved(self.name).items():
-                entry.put(table, one)
+                entry.put_own(table, one)
             yield entry
         self.state.save()
         self._saved_at = time.monotonic()

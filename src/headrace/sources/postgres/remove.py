@@ -40,7 +40,7 @@ def remove(log: EmbeddedLog, name: str, connection: psycopg.Connection[Any] | No
     left = State.load(log, name)
     with writer.transaction(state=None if left is None else fresh(left, log).to_json()) as entry:
         for table, one in {} if left is None else left.unsaved(name).items():
-            entry.put(table, one)
+            entry.put_own(table, one)
         entry.expect(settings_name(name), log.counter(settings_name(name)))
         gone = asked.Settings(asked.get(log, name).dsn, removed=True)
         entry.put(settings_name(name), gone.to_json())
