@@ -214,7 +214,7 @@ def test_bad_lines_are_set_aside_and_the_rest_goes_on(clicks: Headrace) -> None:
         "  not json",
         "line 5 set aside [HR-LOG-015]: there is no column 'usr' (did you mean 'user' or 'url'?)",
         '  {"usr": 2}',
-        "line 6 set aside [HR-LOG-017]: column 'user' is missing or null, and may not be",
+        "line 6 set aside [HR-LOG-017]: column 'user' is missing, and is part of the key",
         '  {"url": "/"}',
         "2 rows appended to 'clicks' in 1 entry, through position 2; 4 lines set aside",
     ]

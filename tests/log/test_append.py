@@ -89,6 +89,27 @@ def test_no_rows_are_no_entry(log: EmbeddedLog, nothing: Any) -> None:
     assert list(log.read("t")) == []
 
 
+def test_a_key_may_be_null_but_not_left_out(log: EmbeddedLog) -> None:
+    """Who forgets the key would else write to the row of null, and overwrite it again and again."""
+    log.create_topic("t", "a bigint, b string", key="a", partitions=2)
+    log.append("t", [{"a": None, "b": "said"}])
+    log.append("t", pa.table({"a": pa.nulls(1), "b": ["said"]}))
+    for bad in (
+        [{"a": 1}, {"b": "forgotten"}],
+        pa.table({"b": ["forgotten"]}),
+        pd.DataFrame({"b": ["forgotten"]}),
+    ):
+        with pytest.raises(errors.MissingKey, match="part of the key") as caught:
+            log.append("t", bad)
+        assert caught.value.details["column"] == "a"
+        assert caught.value.details["row"] == (1 if isinstance(bad, list) else None)
+    assert [row for batch in log.read("t") for row in batch.to_pylist()] == [
+        {"a": None, "b": "said"}
+    ] * 2
+    log.append("t", [])
+    log.append("t", pa.table({}))
+
+
 @pytest.mark.parametrize(
     ("bad", "error"),
     [
@@ -284,9 +305,9 @@ def test_a_chosen_partition(log: EmbeddedLog) -> None:
     log.create_topic("free", "a bigint", partitions=3)
     log.create_topic("keyed", "a bigint", key="a", partitions=3)
     assert log.append("free", [{"a": 1}], partition=2).offsets == {"free": {2: 0}}
-    for topic, partition in (("free", 3), ("free", -1), ("keyed", 0)):
+    for topic, partition in (("free", 3), ("free", -1), ("free", "0"), ("keyed", 0)):
         with pytest.raises(errors.BadRows):
-            log.append(topic, [{"a": 1}], partition=partition)
+            log.append(topic, [{"a": 1}], partition=partition)  # type: ignore[arg-type]
 
 
 def test_receipts_name_offsets(log: EmbeddedLog) -> None:

@@ -387,7 +387,7 @@ def rows_intake(topic: Topic) -> Callable[[Any], pa.RecordBatch]:
     if topic.value != "columns":
         return lambda rows: opaque_rows(topic.value, rows, place=place)
     defaults = {"_weight": 1} if topic.kind == "changes" else {}
-    return Intake(topic.schema.arrow, place=place, defaults=defaults)
+    return Intake(topic.schema.arrow, place=place, defaults=defaults, key=topic.key)
 
 
 def sift(
@@ -419,7 +419,7 @@ def bad_line(error: HeadraceError, number: int, data: bytes) -> BadLine:
     """Say of a line what is wrong with it, in one line."""
     column = error.details.get("column")
     reason = error.fact
-    if isinstance(error, MissingKey) and column:
+    if isinstance(error, MissingKey) and column and not error.details.get("absent"):
         reason = f"column '{column}' is missing or null, and may not be"
     elif column and f"'{column}'" not in reason:
         reason = f"column '{column}': {reason}"

@@ -2,8 +2,8 @@
 
 Taken are a dict (one row), a list or any iterable of dicts, record batches and tables of Arrow,
 DataFrames of pandas and Polars, readers, and everything else with ``__arrow_c_stream__`` or
-``__arrow_c_array__``. Columns may come in any order; a nullable column may be missing; an unknown
-column is an error, not dropped. Values are converted only where nothing is lost (`values` says how
+``__arrow_c_array__``. Columns may come in any order; a nullable column may be missing, unless it is
+part of the key (a key that is null is said so); an unknown column is an error, not dropped. Values are converted only where nothing is lost (`values` says how
 for Python's, `casts` for Arrow's). All rows are taken, or none: the first problem is raised with
 its column, its row (counted from 0 in what was given) and its value.
 
@@ -57,15 +57,21 @@ class Intake:
     """The way into one schema, prepared once; call it with rows, get a record batch.
 
     ``place`` stands in errors, e.g. ``"topic 'clicks'"``. ``defaults`` has values for columns that
-    are missing (not for values that are null), e.g. ``{"_weight": 1}``. A record batch that has
+    are missing (not for values that are null), e.g. ``{"_weight": 1}``; ``key`` names columns that
+    no row may leave out. A record batch that has
     the schema already is given back itself. Raises `WrongColumn`, `WrongType`, `MissingKey` or
     `BadRows`.
     """
 
-    __slots__ = ("_deep", "_defaults", "_fields", "_names", "_required", "place", "schema")
+    __slots__ = ("_deep", "_defaults", "_fields", "_key", "_names", "_required", "place", "schema")
 
     def __init__(
-        self, schema: pa.Schema, *, place: str, defaults: Mapping[str, object] = _NO_DEFAULTS
+        self,
+        schema: pa.Schema,
+        *,
+        place: str,
+        defaults: Mapping[str, object] = _NO_DEFAULTS,
+        key: Sequence[str] = (),
     ) -> None:
         self.schema = schema
         self.place = place
@@ -74,6 +80,7 @@ class Intake:
         self._required = tuple(i for i, field in enumerate(self._fields) if not field[2])
         self._deep = tuple(i for i, f in enumerate(self._fields) if has_required_inside(f[1]))
         self._defaults = defaults
+        self._key = frozenset(key)
 
     def __call__(self, rows: Rows) -> pa.RecordBatch:
         """Take rows in; all or none."""
@@ -116,7 +123,12 @@ class Intake:
         arrays = []
         for name, arrow, _ in self._fields:
             default = self._defaults.get(name)
-            arrays.append(self._from_values(name, [row.get(name, default) for row in rows], arrow))
+            column = self._from_values(name, [row.get(name, default) for row in rows], arrow)
+            if column.null_count and name in self._key:
+                for index, row in enumerate(rows):
+                    if name not in row:
+                        self._no_key(name, index)
+            arrays.append(column)
         return self._batch(arrays)
 
     def _from_values(self, name: str, values: list[Any], arrow: pa.DataType) -> pa.Array:
@@ -156,6 +168,8 @@ class Intake:
         """Fill a column that is not there; `_batch` refuses the nulls where none may be."""
         if name in self._defaults:
             return pa.repeat(pa.scalar(self._defaults[name], arrow), count)
+        if name in self._key and count:
+            self._no_key(name, None)
         if self.schema.field(name).nullable:
             return pa.nulls(count, arrow)
         raise MissingKey(
@@ -248,6 +262,17 @@ class Intake:
             row=refusal.index,
             value=value,
         ) from refusal.__cause__
+
+    def _no_key(self, name: str, row: int | None) -> NoReturn:
+        where = f"column '{name}'" if row is None else f"column '{name}', row {row}"
+        raise MissingKey(
+            f"column '{name}' is missing, and is part of the key",
+            place=f"{self.place}, {where}",
+            fix="fill it in; a key that is null is said as null",
+            column=name,
+            row=row,
+            absent=True,
+        )
 
     def _unknown(self, name: object, row: int | None) -> NoReturn:
         where = f"column '{name}'" if row is None else f"column '{name}', row {row}"

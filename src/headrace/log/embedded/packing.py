@@ -48,7 +48,7 @@ class Packer:
         self.place = f"topic '{topic.name}'"
         self._version = topic.schema.version
         defaults = {"_weight": 1} if topic.kind == "changes" else {}
-        self._intake = Intake(self.arrow, place=self.place, defaults=defaults)
+        self._intake = Intake(self.arrow, place=self.place, defaults=defaults, key=topic.key)
         self._keys = [self.arrow.get_field_index(name) for name in topic.key]
         self._spread = itertools.count()
 
@@ -135,9 +135,10 @@ class Packer:
                 place=self.place,
                 fix="leave partition= out: equal keys must stay in one partition",
             )
-        if not 0 <= partition < self.topic.partitions:
+        whole = isinstance(partition, int | np.integer)
+        if not whole or not 0 <= partition < self.topic.partitions:
             raise errors.BadRows(
-                f"partition {partition} is not one of 0 to {self.topic.partitions - 1}",
+                f"partition {partition!r} is not one of 0 to {self.topic.partitions - 1}",
                 place=self.place,
                 fix=f"{self.place} has {self.topic.partitions} partitions",
             )
