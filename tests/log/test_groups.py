@@ -458,6 +458,15 @@ def test_an_archive_out_of_reach_is_an_age_that_is_not_known(
     assert log.group("early").lag.seconds is not None
 
 
+def test_an_offset_beyond_the_end_is_said(t: EmbeddedLog) -> None:
+    """Somebody committed what nobody could have read: no consumer can begin there."""
+    with t.transaction() as transaction:
+        transaction.commit_offsets("far", {"t": {0: 10**6, 1: t.ends("t")[1]}})
+    first, second, *_ = t.group("far").lags
+    assert first.problem == f"offset 1000000 was committed, and {t.ends('t')[0]} is the end"
+    assert second.problem is None
+
+
 def test_what_was_never_committed_is_not_zero(t: EmbeddedLog) -> None:
     with t.transaction() as transaction:
         transaction.commit_offsets("plain", {"t": {0: 3}})

@@ -71,7 +71,7 @@ class Transaction:
 
     def put(self, name: str, value: Any) -> None:
         """Set a named value (JSON): a resume point, a manifest."""
-        if isinstance(name, str) and name.startswith(OWN_COUNTERS):
+        if str(name).startswith(OWN_COUNTERS):
             raise errors.ReservedName(
                 f"value {name!r} belongs to Headrace",
                 place="put",

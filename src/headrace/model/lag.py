@@ -45,7 +45,7 @@ class Lag:
     skipped: int = 0
     """Events that the group did not read by its own choice, and counted."""
     problem: str | None = None
-    """Why the oldest event could not be read, if it could not."""
+    """Why the oldest event cannot be read, if it cannot."""
 
     @property
     def events(self) -> int | None:

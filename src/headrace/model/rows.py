@@ -3,9 +3,10 @@
 Taken are a dict (one row), a list or any iterable of dicts, record batches and tables of Arrow,
 DataFrames of pandas and Polars, readers, and everything else with ``__arrow_c_stream__`` or
 ``__arrow_c_array__``. Columns may come in any order; a nullable column may be missing, unless it is
-part of the key (a key that is null is said so); an unknown column is an error, not dropped. Values are converted only where nothing is lost (`values` says how
-for Python's, `casts` for Arrow's). All rows are taken, or none: the first problem is raised with
-its column, its row (counted from 0 in what was given) and its value.
+part of the key (a key that is null is said so); an unknown column is an error, not dropped. Values
+are converted only where nothing is lost (`values` says how for Python's, `casts` for Arrow's). All
+rows are taken, or none: the first problem is raised with its column, its row (counted from 0 in
+what was given) and its value.
 
 Arrow in memory is believed to be valid, as everywhere: call ``validate(full=True)`` first on what
 was read from a file or a socket (`headrace topic append` does).

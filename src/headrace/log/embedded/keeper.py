@@ -341,26 +341,23 @@ class Keeper:
             files = [file for file in journal.control.sealed.of(topic.id) if file.through <= limit]
             if not worth_compacting(files, everything=everything):
                 continue
-            added: list[SealedFile] | None = None
             with self._aside(done, *OF_ONE_TOPIC):
                 added = compacted(journal, topic, files, now, self._go_on)
-            if added is None:
-                continue
-            old = journal.control.sealed.trim(topic.id)
-            trim = Trim(
-                max(files[-1].through, old.since if old is not None else 0),
-                old.gone if old is not None else 0,
-                old.starts if old is not None else (0,) * topic.partitions,
-            )
-            self._say(
-                {
-                    "drop": [file.name for file in files],
-                    "add": [file.to_json() for file in added],
-                    "trim": {str(topic.id): trim.to_json()},
-                },
-                number,
-            )
-            done.compacted.append(topic.name)
+                old = journal.control.sealed.trim(topic.id)
+                trim = Trim(
+                    max(files[-1].through, old.since if old is not None else 0),
+                    old.gone if old is not None else 0,
+                    old.starts if old is not None else (0,) * topic.partitions,
+                )
+                self._say(
+                    {
+                        "drop": [file.name for file in files],
+                        "add": [file.to_json() for file in added],
+                        "trim": {str(topic.id): trim.to_json()},
+                    },
+                    number,
+                )
+                done.compacted.append(topic.name)
 
     def _join(self, done: Turn) -> None:
         """Put many small files of a topic into one."""
@@ -369,13 +366,11 @@ class Keeper:
             number = self._log.counter(COUNTER)
             journal.refresh_control()
             files = worth_joining(journal.control.sealed.of(topic.id))
-            made: list[SealedFile] = []
-            with self._aside(done, *OF_ONE_TOPIC):
-                made = joined(journal, topic, files, self._go_on) if files else []
-            if made:
-                add = [file.to_json() for file in made]
-                self._say({"drop": [file.name for file in files], "add": add}, number)
-                done.joined += [file.name for file in files]
+            if files:
+                with self._aside(done, *OF_ONE_TOPIC):
+                    add = [file.to_json() for file in joined(journal, topic, files, self._go_on)]
+                    self._say({"drop": [file.name for file in files], "add": add}, number)
+                    done.joined += [file.name for file in files]
 
     # -- collect ----------------------------------------------------------------------------
 

@@ -151,7 +151,8 @@ class EmbeddedLog:
 
         `schema` is a Spark DDL string ("user bigint, url string"), a pyarrow schema, or "bytes",
         "json" or "text" for opaque values with an optional key. Rows with equal `key` go to one
-        partition, for ever; each row has the columns of its key, which may be null. `kind="changes"` adds `_weight` (+1 or -1, default +1) and `_op`.
+        partition, for ever; each row has the columns of its key, which may be null.
+        `kind="changes"` adds `_weight` (+1 or -1, default +1) and `_op`.
         With `exist_ok` a topic that is already there, and was once made so, is given back.
         """
         asked = define(name, schema, key, event_time, partitions, kind)

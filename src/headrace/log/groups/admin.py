@@ -127,6 +127,9 @@ def lags(log: EmbeddedLog, group: str, state: GroupState) -> list[Lag]:
         offsets, starts, ends = committed.get(name, {}), log.starts(name), log.ends(name)
         behind = {p: max(at, starts[p]) for p, at in offsets.items() if at < ends[p]}
         oldest, problems = _oldest(log, name, behind)
+        for partition, at in offsets.items():
+            if at > ends[partition]:
+                problems[partition] = f"offset {at} was committed, and {ends[partition]} is the end"
         for partition, end in enumerate(ends):
             skipped = log.value(skipped_name(group, name, partition)) or {}
             found.append(
