@@ -34,7 +34,7 @@ def save(log: EmbeddedLog, state: State) -> list[str]:
     unsaved = state.unsaved("shop")
     with writer.transaction(state=state.to_json()) as entry:
         for name, value in unsaved.items():
-            entry.put(name, value)
+            entry.put_own(name, value)
     state.save()
     return [name.removeprefix(table_name("shop", "")) for name in unsaved]
 

@@ -36,7 +36,7 @@ def says(capture: Writer, status: str) -> None:
     state = State("1", 1, "shop", 1, "slot", "publication", lsn=1, tables=tables)
     with capture.transaction(state=state.to_json()) as entry:
         for name, value in state.unsaved("shop").items():
-            entry.put(name, value)
+            entry.put_own(name, value)
 
 
 @pytest.mark.parametrize(
