@@ -265,7 +265,7 @@ class Upgrade:
     that did not change, and a batch in which nothing changes is given back itself.
     """
 
-    __slots__ = ("_picked", "_steps", "_untouched", "schema")
+    __slots__ = ("_picked", "_steps", "_untouched", "picked", "schema")
 
     def __init__(
         self, written: Schema, target: Schema, columns: Sequence[str] | None = None
@@ -295,6 +295,9 @@ class Upgrade:
         found = [written.arrow.field(step.source) for step in steps if step.source is not None]
         self._picked = [field.name for field in found] if pa.schema(found) == self.schema else None
         """The columns, if all of them are taken as they are."""
+
+        self.picked = self._picked and [written.arrow.get_field_index(n) for n in self._picked]
+        """Their places in a batch that has all columns as they were written."""
 
     @property
     def sources(self) -> frozenset[str]:

@@ -28,6 +28,7 @@ PLACE_FIELDS = [
     pa.field(HEADERS_COLUMN, HEADERS),
 ]
 """Where a row stands and when it came, as columns after those of its topic."""
+RUNS = np.dtype([("partition", "<u4"), ("rows", "<u4"), ("base", "<u8")])
 _RUN = struct.Struct("<IIQ")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -110,8 +111,14 @@ class Span(NamedTuple):
     position: int
     sent: int
     received: int
-    runs: npt.NDArray[Any]
-    """Structured: partition, rows and base (the first offset) of each run of rows."""
+    table: npt.NDArray[Any] | bytes | memoryview
+    """The runs, or their bytes: most readers do not ask, and numpy is slow to wake up."""
+
+    @property
+    def runs(self) -> npt.NDArray[Any]:
+        """Structured: partition, rows and base (the first offset) of each run of rows."""
+        table = self.table
+        return table if isinstance(table, np.ndarray) else np.frombuffer(table, RUNS)
 
 
 class Batch:
@@ -214,7 +221,7 @@ class Batch:
             low, high = max(start - first, 0), min(stop - first, span.rows)
             first += span.rows
             if low < high:
-                spans.append(span._replace(rows=high - low, runs=_cut(span.runs, low, high)))
+                spans.append(span._replace(rows=high - low, table=_cut(span.runs, low, high)))
         extra = {name: column.slice(start, stop - start) for name, column in self._extra.items()}
         return Batch(
             self.definition,

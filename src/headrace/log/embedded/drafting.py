@@ -97,8 +97,8 @@ class Drafter:
         if part.transactions is not None:
             transactions = packer.transactions(part.transactions, batch.num_rows)
         most, settings = self.settings.inline_bytes_max - inline, self.settings
-        size = batch.get_total_buffer_size()  # quick, and wrong where arrays share memory
-        if size <= most:
+        # One row cannot be cut. The size is quick, and wrong where arrays share memory.
+        if batch.num_rows == 1 or batch.get_total_buffer_size() <= most:
             packed = packer.pack(batch, sent, headers, transactions, part.partition)
             size = packed.body.size if packed.body is not None else 0
             if size <= most and size <= settings.append_bytes_max:

@@ -33,6 +33,7 @@ from headrace.log.embedded.system import File, System, os_errors
 WINDOW_BYTES = 2 << 20
 HOP_BYTES = 64 << 10
 OPEN_FILES_MAX = 32
+_NOTHING = pa.py_buffer(b"")
 
 
 class JournalFiles:
@@ -144,7 +145,7 @@ class JournalFiles:
         number, offset = place_of(start)
         stop = end & OFFSET_MASK
         file, size = self.file(number)
-        data, base = pa.py_buffer(b""), offset
+        data, base = _NOTHING, offset
         want = WINDOW_BYTES if bodies else HOP_BYTES
         address = start
         while offset < stop:

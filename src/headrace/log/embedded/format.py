@@ -74,6 +74,7 @@ from xxhash import xxh3_64_intdigest
 
 from headrace.model import fold
 from headrace.model.fold import Offsets
+from headrace.model.records import RUNS
 from headrace.model.topic import Topic
 
 FORMAT_VERSION = 1
@@ -93,7 +94,6 @@ _RUN = struct.Struct("<IIQ")
 _CHECKSUM = struct.Struct("<Q")
 SECTION_BYTES = _SECTION.size
 RUN_BYTES = _RUN.size
-RUNS = np.dtype([("partition", "<u4"), ("rows", "<u4"), ("base", "<u8")])
 PAD = [bytes(n) for n in range(ALIGNMENT)]
 
 Runs = npt.NDArray[Any]
@@ -147,19 +147,19 @@ class SectionDraft:
         """How long the array of partition ends must be for these rows."""
         return self.topic.slot + self.topic.partitions
 
-    def number(self, ends: Offsets) -> None:
+    def number(self, ends: Offsets | memoryview) -> None:
         """Give the rows the next offsets; `ends` has the topic's partitions from its slot on."""
         if self.runs is None:
             self.base = int(ends[self.topic.slot + self.partition])
         else:
-            fold.number(ends, self.runs, self.topic.slot)
+            fold.number(np.asarray(ends), self.runs, self.topic.slot)
 
-    def advance(self, ends: Offsets) -> None:
+    def advance(self, ends: Offsets | memoryview) -> None:
         """Move the partition ends past these rows."""
         if self.runs is None:
             ends[self.topic.slot + self.partition] = self.base + self.rows
         else:
-            fold.advance(ends, self.runs, self.topic.slot)
+            fold.advance(np.asarray(ends), self.runs, self.topic.slot)
 
     def table(self) -> bytes:
         """The runs as they stand in the record."""
@@ -280,15 +280,15 @@ class Section:
         "offset",
         "piece",
         "rows",
-        "runs",
         "schema",
         "sent_time",
         "slot",
+        "table",
         "topic",
     )
 
-    def __init__(self, fields: tuple[int, ...], runs: Runs) -> None:
-        """From the fields of the section and its runs."""
+    def __init__(self, fields: tuple[int, ...], table: bytes | memoryview) -> None:
+        """From the fields of the section and the bytes of its runs."""
         (
             self.topic,
             self.schema,
@@ -305,7 +305,12 @@ class Section:
             self.length,
             self.checksum,
         ) = fields
-        self.runs = runs
+        self.table = table
+
+    @property
+    def runs(self) -> Runs:
+        """Partition, rows and base of each run."""
+        return np.frombuffer(self.table, RUNS)
 
 
 class Record:
@@ -401,9 +406,9 @@ class Record:
         result = []
         for index in range(count):
             fields = _SECTION.unpack_from(self.meta, index * SECTION_BYTES)
-            runs = np.frombuffer(self.meta, RUNS, fields[5], at)
-            at += fields[5] * RUN_BYTES
-            result.append(Section(fields, runs))
+            end = at + fields[5] * RUN_BYTES
+            result.append(Section(fields, self.meta[at:end]))
+            at = end
         return result
 
     def control(self) -> dict[str, Any]:

@@ -201,14 +201,17 @@ class Journal:
         finally:
             lock.release()
 
-    def _number(self, sections: Sequence[SectionDraft]) -> Offsets:
+    def _number(self, sections: Sequence[SectionDraft]) -> Offsets | memoryview:
         """Give the rows their offsets; the ends, which move only once the record is written."""
+        if len(sections) == 1:
+            words = self.live.end_words(sections[0].slot_end)
+            sections[0].number(words)
+            return words
         ends = self.live.ends(max([section.slot_end for section in sections], default=0))
-        after = ends if len(sections) < 2 else ends.copy()
+        after = ends.copy()
         for section in sections:
             section.number(after)
-            if after is not ends:  # a topic may come more than once
-                section.advance(after)
+            section.advance(after)  # a topic may come more than once
         return ends
 
     def _decide(self, expect: Mapping[str, int], require: Mapping[str, int]) -> None:

@@ -103,6 +103,7 @@ class Live:
         self.words = self.shared.view.cast("Q")
         self._ends_map: Shared | None = None
         self._ends: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self._end_words = memoryview(b"").cast("Q")
         self._table: Shared | None = None
         self._table_number = -1
         self._table_view = memoryview(b"")
@@ -163,7 +164,14 @@ class Live:
                 size *= 2
             self._ends_map = self._system.map(f"{self._folder}/ends", size * 8)
             self._ends = np.frombuffer(self._ends_map.view, np.uint64, size)
+            self._end_words = self._ends_map.view[: size * 8].cast("Q")
         return self._ends
+
+    def end_words(self, count: int) -> memoryview:
+        """The same, for who needs one of them: numpy takes far longer, above all when cold."""
+        if len(self._end_words) < count:
+            self.ends(count)
+        return self._end_words
 
     # -- counters ---------------------------------------------------------------------------
 
@@ -238,6 +246,7 @@ class Live:
         """Unmap."""
         self.words = memoryview(bytes(WORDS_BYTES)).cast("Q")
         self._ends = np.zeros(0, np.uint64)
+        self._end_words = memoryview(b"").cast("Q")
         self._table_view = memoryview(b"")
         for shared in (self.shared, self._ends_map, self._table):
             if shared is not None:

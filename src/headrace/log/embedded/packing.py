@@ -18,9 +18,9 @@ import pyarrow as pa
 from pyarrow.compute import TakeOptions, get_function
 
 from headrace import errors
-from headrace.log.embedded.format import RUNS, WITH_HEADERS, WITH_TRANSACTION, Runs, SectionDraft
+from headrace.log.embedded.format import WITH_HEADERS, WITH_TRANSACTION, Runs, SectionDraft
 from headrace.model.keys import partitions_of
-from headrace.model.records import HEADERS, HEADERS_COLUMN, TRANSACTION_COLUMN
+from headrace.model.records import HEADERS, HEADERS_COLUMN, RUNS, TRANSACTION_COLUMN
 from headrace.model.rows import Intake, opaque_rows
 from headrace.model.topic import Topic
 

@@ -20,10 +20,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace import errors
-from headrace.log.embedded.format import ALIGNMENT, PAD, RUNS, SectionDraft, aligned, checksum
+from headrace.log.embedded.format import ALIGNMENT, PAD, SectionDraft, aligned, checksum
 from headrace.log.embedded.packing import Packer
 from headrace.log.embedded.system import File, System, os_errors
-from headrace.model.records import Chunk, Piece
+from headrace.model.records import RUNS, Chunk, Piece
 from headrace.model.topic import Topic
 
 PIECE_MAGIC = b"HRpiece\1"

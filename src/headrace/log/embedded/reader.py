@@ -529,10 +529,10 @@ class Reading:
         self, record: Record, section: Section, way: Way, data: pa.Buffer, at: int
     ) -> Part | None:
         wanted = way.wanted
-        runs = section.runs
+        table: Any = section.table
         keep = None
         if wanted.chooses:
-            keep = wanted.kept(runs)
+            keep = wanted.kept(section.runs)
             if keep is not None and not keep.any():
                 return None
         batch = read_record_batch(
@@ -544,8 +544,9 @@ class Reading:
                 headers = batch.column(way.width)
             if section.flags & WITH_TRANSACTION:
                 transaction = batch.column(batch.num_columns - 1)
-            batch = batch.select(range(way.width))
-        if way.upgrade is not None:
+        if way.picked is not None:
+            batch = batch.select(way.picked)
+        elif way.upgrade is not None:
             batch = way.upgrade(batch)
         rows = section.rows
         if keep is not None and not keep.all():
@@ -553,9 +554,9 @@ class Reading:
             batch = batch.filter(mask)
             headers = headers.filter(mask) if headers is not None else None
             transaction = transaction.filter(mask) if transaction is not None else None
-            runs = _filtered(runs, keep)
+            table = _filtered(section.runs, keep)
             rows = batch.num_rows
-        span = Span(rows, record.position, section.sent_time, record.received, runs)
+        span = Span(rows, record.position, section.sent_time, record.received, table)
         return Part(way, batch, section.length, span, headers, transaction)
 
 

@@ -39,10 +39,10 @@ from pyarrow import parquet
 from xxhash import xxh3_64
 
 from headrace import errors
-from headrace.log.embedded.format import RUNS, WITH_HEADERS, WITH_TRANSACTION, Runs, checksum
+from headrace.log.embedded.format import WITH_HEADERS, WITH_TRANSACTION, Runs, checksum
 from headrace.log.embedded.packing import storage_schema
 from headrace.log.embedded.system import File, System
-from headrace.model.records import HEADERS, Span, offsets_of
+from headrace.model.records import HEADERS, RUNS, Span, offsets_of
 from headrace.model.sealed import SealedFile
 from headrace.model.topic import Topic
 

@@ -36,7 +36,7 @@ class File(Protocol):
         """Up to `length` bytes at `offset`; fewer only at the end of the file."""
 
     def read(self, length: int, offset: int) -> pa.Buffer:
-        """As `pread`, into memory of Arrow's pool, which is warm where that of `bytes` is not."""
+        """As `pread`; much of it into Arrow's pool, warm where memory of `bytes` is not."""
 
     def read_nothing_ahead(self) -> None:
         """From now on read what is asked for, and not what follows it."""
@@ -135,6 +135,7 @@ FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
 EVERYBODY = 0x7FFFFFFF
 MOUNTS = "/proc/self/mountinfo"
+FEW_BYTES = 64 << 10
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 TRY_LOCK = fcntl.LOCK_EX | fcntl.LOCK_NB
 
@@ -187,6 +188,8 @@ class OsFile:
 
     def read(self, length: int, offset: int) -> pa.Buffer:
         """See `File`."""
+        if length <= FEW_BYTES:
+            return pa.py_buffer(self.pread(length, offset))
         buffer = pa.allocate_buffer(length)
         done = os.preadv(self._fd, [buffer], offset)
         while done < length:  # a signal or the end of the file

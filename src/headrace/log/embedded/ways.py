@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.log.embedded.format import Runs
+from headrace.log.embedded.format import RUN_BYTES, Runs
 from headrace.log.embedded.journal import Journal
 from headrace.log.embedded.packing import storage_schema
 from headrace.model.evolution import Upgrade
-from headrace.model.records import Span, offsets_of
+from headrace.model.records import RUNS, Span, offsets_of
 from headrace.model.schema import Schema
 from headrace.model.topic import Topic
 
@@ -31,15 +31,23 @@ class Wanted:
     partitions: frozenset[int] | None
     offsets: dict[int, int]
     """partition -> rows below this offset are not wanted."""
-    next: npt.NDArray[np.uint64] = field(init=False)
-    """Of each partition the offset behind the last row handed out."""
-
+    _next: npt.NDArray[np.uint64] = field(init=False)
+    _last: bytes = field(init=False, default=b"")
+    """Of a topic with one partition: runs of what was handed out, the last of them last."""
     _floor: npt.NDArray[np.uint64] | None = field(init=False, default=None)
     """Of each partition the first offset that is wanted, as an array."""
 
     def __post_init__(self) -> None:
         """Nothing was handed out yet."""
-        self.next = np.zeros(self.topic.partitions, np.uint64)
+        self._next = np.zeros(self.topic.partitions, np.uint64)
+
+    @property
+    def next(self) -> npt.NDArray[np.uint64]:
+        """Of each partition the offset behind the last row handed out."""
+        if self._last:
+            _, rows, base = np.frombuffer(self._last, RUNS)[-1]
+            self._next[0] = base + rows
+        return self._next
 
     @property
     def chooses(self) -> bool:
@@ -60,13 +68,12 @@ class Wanted:
 
     def handed_out(self, spans: Sequence[Span]) -> None:
         """Remember how far each partition was read."""
-        if len(self.next) == 1:
-            _, rows, base = spans[-1].runs.item(-1)  # a tenth of the time that arrays take
-            self.next[0] = base + rows
+        if self.topic.partitions == 1:
+            self._last = bytes(spans[-1].table[-RUN_BYTES:])
             return
         for span in spans:
             runs = span.runs
-            self.next[runs["partition"]] = runs["base"] + runs["rows"]
+            self._next[runs["partition"]] = runs["base"] + runs["rows"]
 
 
 @dataclass(slots=True)
@@ -79,6 +86,8 @@ class Way:
     """The columns in the journal."""
     width: int
     """How many of them are the topic's own; headers and transaction follow."""
+    picked: Sequence[int] | None
+    """Which of them are handed out, if all are as they were written; None: see `upgrade`."""
     upgrade: Upgrade | None
     """None: as they were written."""
 
@@ -108,13 +117,18 @@ class Ways:
             wanted = self._wanted[topic]
             target = self._target(wanted, schema)
             written = wanted.topic.schemas[schema - 1]
-            same = self._columns is None and written is target
+            width, upgrade = len(written.arrow), None
+            picked: Sequence[int] | None = range(width) if flags else None
+            if self._columns is not None or written is not target:
+                upgrade = Upgrade(written, target, self._columns)
+                picked = upgrade.picked
             way = self._found[topic, schema, flags] = Way(
                 wanted=wanted,
                 target=target,
                 stored=storage_schema(written.arrow, flags),
-                width=len(written.arrow),
-                upgrade=None if same else Upgrade(written, target, self._columns),
+                width=width,
+                picked=picked,
+                upgrade=upgrade,
             )
         return way
 
