@@ -73,7 +73,7 @@ def _mutant(owner: Any, name: str, texts: list[tuple[str, str]]) -> Any:
 
 # --- the bugs -----------------------------------------------------------------------------
 
-ENTRY = "with self._entry(max(self.state.lsn, group.end)) as entry:"
+ENTRY = "with self._entry(max(self.state.lsn, end)) as entry:"
 HALVES = """last = items[-1]
     if isinstance(last, Transaction) and len(last.changes) > 1:
         half, rest = (
@@ -105,7 +105,7 @@ BUGS = [
         (Capture, "_stream", "self._take(group, control)",
          "stream.confirm(stream.received); self._take(group, control)"),)),
     Bug("the resume point is saved before the data", "stepped", (
-        (Capture, "_append", ENTRY, f"self._save(group.end)\n    {ENTRY}"),)),
+        (Capture, "_append", ENTRY, f"self._save(end)\n    {ENTRY}"),)),
     Bug("the resume point stays behind the data", "stepped", (
         (Capture, "_append", ENTRY, "with self._entry(self.state.lsn) as entry:"),)),
     Bug("an xid is taken for a resume point", "stepped", (
@@ -120,9 +120,9 @@ BUGS = [
     Bug("a chunk keeps keys of later transactions", "stepped", (
         (Captured, "publish", "if newer and rows.num_rows:", "if False:"),)),
     Bug("transactions of a group are in another order", "stepped", (
-        (Capture, "_append", "group = Group(items)", "group = Group(items[::-1])"),)),
+        (Capture, "_parts", "group = Group(items)", "group = Group(items[::-1])"),)),
     Bug("half a transaction is an entry", "stepped", (
-        (Capture, "_append", "group = Group(items)", HALVES),)),
+        (Capture, "_parts", "group = Group(items)", HALVES),)),
     Bug("a rolled-back subtransaction stays", "stepped", (
         (Spill, "roll_back", "kept.gone.add(subxid)", "pass"),)),
     Bug("truncate is forgotten", "parts", (

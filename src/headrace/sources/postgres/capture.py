@@ -47,7 +47,7 @@ from headrace.model.schema import RESERVED
 from headrace.sources.complete import Lookup
 from headrace.sources.postgres import catalog, resume, waits
 from headrace.sources.postgres.captured import META, Captured, Changes
-from headrace.sources.postgres.group import Group, Run
+from headrace.sources.postgres.group import Group, Run, told_of
 from headrace.sources.postgres.large import PART_BYTES, Large
 from headrace.sources.postgres.protocol import Column, Message, Relation, Rows, Truncate
 from headrace.sources.postgres.redefine import redefine, refuse_reserved
@@ -67,7 +67,7 @@ from headrace.sources.postgres.state import (
 )
 from headrace.sources.postgres.stream import Stream
 from headrace.sources.postgres.transactions import Transaction
-from headrace.sources.postgres.values import PgType, arrow_type, told
+from headrace.sources.postgres.values import FEW, PgType, arrow_type, told
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
@@ -102,6 +102,13 @@ SESSION = (
 Where row security hides rows, a query is refused. Our own commits wait for no standby."""
 TRANSACTIONS = "xid bigint, lsn bigint, commit_time timestamp, rows bigint"
 MESSAGES = "prefix string, content binary, lsn bigint, xid bigint"
+Parts = tuple[
+    list[tuple[str, pa.RecordBatch, list[int] | None]],
+    pa.RecordBatch | None,
+    list[dict[str, Any]],
+    int,
+]
+"""What becomes an entry: see `Capture._parts`."""
 
 
 def in_session(dsn: str, **more: str) -> str:
@@ -783,6 +790,38 @@ class Capture:
         assert self.state is not None
         if not items:
             return
+        found = self._lone(items[0]) if len(items) == 1 else None
+        parts, told, said, end = found or self._parts(items)
+        with self._entry(max(self.state.lsn, end)) as entry:
+            for topic, batch, boundaries in parts:
+                entry.append(topic, batch, transactions=boundaries)
+            if told is not None:
+                entry.append(self._topic("_transactions", TRANSACTIONS), told)
+            if said:
+                entry.append(self._topic("_messages", MESSAGES), said)
+        if len(items) == 1:  # whom it has woken waits for this processor, often, and we go on
+            self.log.journal.system.give_way()
+
+    def _lone(self, one: Transaction | Message) -> Parts | None:
+        """`_parts` of a transaction that inserts a few rows into one table; None: it is another."""
+        if not isinstance(one, Transaction) or not self._is_plain(one):
+            return None
+        (run,) = one.changes
+        assert isinstance(run, Rows)
+        if run.op != "i" or len(run) > FEW:
+            return None
+        captured = self._tables[run.relation.schema, run.relation.table]
+        try:
+            batch = captured.inserted(run, one)
+        except errors.ValueNotCarried:  # it is said there, and stops the table
+            return None
+        if batch is None:
+            return None
+        self._recent.append(one.xid)
+        return [(captured.state.topic, batch, None)], told_of(one, len(run)), [], one.end_lsn
+
+    def _parts(self, items: Sequence[Transaction | Message]) -> Parts:
+        """The rows of all tables; the rows of transactions, and of messages; the resume point."""
         group = Group(items)
         self._recent.extend(group.xid.tolist())
         counts = np.zeros(len(group.transactions), np.int64)
@@ -804,19 +843,11 @@ class Capture:
                 )
                 boundaries = of_each.tolist() if len(counts) > 1 else None
                 parts.append((captured.state.topic, batch, boundaries))
-        with self._entry(max(self.state.lsn, group.end)) as entry:
-            for topic, batch, boundaries in parts:
-                entry.append(topic, batch, transactions=boundaries)
-            if counts.any():
-                entry.append(self._topic("_transactions", TRANSACTIONS), group.told(counts))
-            if group.messages:
-                said = [
-                    {"prefix": one.prefix, "content": one.content, "lsn": one.lsn, "xid": xid}
-                    for one, xid in group.messages
-                ]
-                entry.append(self._topic("_messages", MESSAGES), said)
-        if len(items) == 1:  # whom it has woken waits for this processor, often, and we go on
-            self.log.journal.system.give_way()
+        said = [
+            {"prefix": one.prefix, "content": one.content, "lsn": one.lsn, "xid": xid}
+            for one, xid in group.messages
+        ]
+        return parts, group.told(counts) if counts.any() else None, said, group.end
 
     def _append_large(self, one: Transaction) -> None:
         """One entry that names the rows of a transaction, staged before."""

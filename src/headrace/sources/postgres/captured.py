@@ -29,13 +29,14 @@ from headrace.sources.complete import (
     joined,
     whole_keys,
 )
-from headrace.sources.postgres.group import INT64, TIMESTAMP, Run, column
+from headrace.sources.postgres.group import INT64, TIMESTAMP, Run, column, repeated
 from headrace.sources.postgres.keyless import Owed
 from headrace.sources.postgres.operations import Format, format_of, operations
-from headrace.sources.postgres.protocol import Relation
+from headrace.sources.postgres.protocol import UNCHANGED, Relation, Rows
 from headrace.sources.postgres.seen import Seen, Words
 from headrace.sources.postgres.snapshot import Chunk, Visible, Wanted
 from headrace.sources.postgres.state import LIVE, SNAPSHOTTING, TableState, full_name
+from headrace.sources.postgres.transactions import Transaction
 from headrace.sources.postgres.values import FEW, PgType, arrow_type, printed, told
 
 if TYPE_CHECKING:
@@ -198,9 +199,32 @@ class Captured:
             for one, kind in ((xid, INT64), (commit_time, TIMESTAMP))
         )
         meta = [column(weight), op, column(lsn), by, at]
-        columns = dict(zip([*rows.schema.names, *META], [*rows.columns, *meta], strict=True))
+        return self._whole(dict(zip(rows.schema.names, rows.columns, strict=True)), meta)
+
+    def _whole(self, columns: dict[str, pa.Array], meta: Sequence[pa.Array]) -> pa.RecordBatch:
+        columns.update(zip(META, meta, strict=True))
         arrow = self.log.topic(self.state.topic).schema.arrow
-        return pa.RecordBatch.from_arrays([columns[name] for name in arrow.names], schema=arrow)
+        return pa.RecordBatch.from_arrays([columns[one.name] for one in arrow], schema=arrow)
+
+    def inserted(self, run: Rows, by: Transaction) -> pa.RecordBatch | None:
+        """`changes` and `with_meta` of a few inserted rows; None: they are not so simple.
+
+        The row of a lone transaction waits most for calls of Arrow and numpy, so few are made.
+        """
+        if self.state.status != LIVE:
+            return None
+        form, rows, count = self.format(run.relation), run.rows(), len(run)
+        texts = list(zip(*[row.new or () for row in rows], strict=True))
+        if len(form.places) != len(self.own) or any(UNCHANGED in one for one in texts):
+            return None
+        columns = {
+            name: form.column(at, [*texts[place]])
+            for at, (name, place) in enumerate(zip(form.names, form.places, strict=True))
+        }
+        time = repeated(by.commit_time_us, count, TIMESTAMP)
+        created = _letters_of(b"i" * count)
+        numbers = repeated(1, count), repeated(by.end_lsn, count), repeated(by.xid, count)
+        return self._whole(columns, [numbers[0], created, *numbers[1:], time])
 
     def forget_formats(self) -> None:
         """The topic has changed."""
@@ -255,7 +279,7 @@ class Captured:
                 none = np.empty(0, np.int64)
                 return Changes(_empty(self.own), none, none, pa.array([], pa.string()))
         if len(runs) == 1 and runs[0][2].op == "i" and self.state.status == LIVE:
-            number, _, rows = runs[0]  # most of what a lone row waits for is not for it
+            number, _, rows = runs[0]  # nothing is to be completed
             made = self._widened(operations([rows], self.format(rows.relation)))
             if not made.left_out:
                 weight, of = np.ones(len(made), np.int64), np.full(len(made), number)
@@ -524,12 +548,18 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 _LETTERS = pa.array(["c" if number == ord("i") else chr(number) for number in range(128)])
 _CREATED = bytes.maketrans(b"i", b"c")
+_PLACES = pa.py_buffer(np.arange(FEW + 1, dtype=np.int32))
+_STRING = pa.string()
 
 
 def _letters(kinds: npt.NDArray[np.uint8]) -> pa.Array:
     """The operations, as Debezium names them: c, u, d."""
     if len(kinds) > FEW:
         return _LETTERS.take(pa.array(kinds))
-    places = np.arange(len(kinds) + 1, dtype=np.int32)
-    parts = [None, pa.py_buffer(places), pa.py_buffer(kinds.tobytes().translate(_CREATED))]
-    return pa.Array.from_buffers(pa.string(), len(kinds), parts)
+    return _letters_of(kinds.tobytes())
+
+
+def _letters_of(kinds: bytes) -> pa.Array:
+    """Of a few."""
+    parts = [None, _PLACES, pa.py_buffer(kinds.translate(_CREATED))]
+    return pa.Array.from_buffers(_STRING, len(kinds), parts)

@@ -24,6 +24,19 @@ def column(numbers: Numbers, kind: pa.DataType = INT64) -> pa.Array:
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
+def repeated(number: int, count: int = 1, kind: pa.DataType = INT64) -> pa.Array:
+    """The same number for some rows, without numpy: it is for a lone row, and every call counts."""
+    content = pa.py_buffer(number.to_bytes(8, "little", signed=True) * count)
+    return pa.Array.from_buffers(kind, count, [None, content])
+
+
+def told_of(one: Transaction, rows: int) -> pa.RecordBatch:
+    """A lone transaction as a row of the topic of transactions."""
+    time = repeated(one.commit_time_us, kind=TIMESTAMP)
+    columns = [repeated(one.xid), repeated(one.end_lsn), time, repeated(rows)]
+    return pa.RecordBatch.from_arrays(columns, schema=_TOLD)
+
+
 class Group:
     """Transactions, and messages outside of them, in the order of the stream."""
 

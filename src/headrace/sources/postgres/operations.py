@@ -42,6 +42,12 @@ class Format:
         return found if found.type == wanted else found.cast(wanted)
 
     @cached_property
+    def names(self) -> list[str]:
+        """Of the schema."""
+        found: list[str] = self.schema.names
+        return found
+
+    @cached_property
     def _readers(self) -> list[tuple[Reader, pa.DataType]]:
         made = []
         for field, (kind, modifier) in zip(self.schema, self.types, strict=True):

@@ -8,15 +8,26 @@ with what was confirmed last.
 **A server that hears nothing ends the connection** (wal_sender_timeout), also while we are busy
 with a large transaction, or with the index of a large table. So a thread says every few seconds how
 far we are whenever nobody receives; a lock keeps the two apart.
+
+**Who sleeps until there is something costs the server.** It sends each row by itself, and to wake
+the receiver for it, or only to send it as a packet of its own, takes it longer than to make it. So
+while a large transaction comes in we do not look at every row: we sleep as long as it has come in
+so far, up to `PAUSE_SECONDS`, and take what is there then. And from a server on this machine we
+accept no more than `WINDOW_BYTES` meanwhile: what is above that its system keeps, end to end, and
+sends in large pieces when we read. (With a window that grows, as it does otherwise, each row is a
+packet.) Numbers are in decision 0009.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
+import socket
 import threading
 import time
 from collections.abc import Generator
+from ipaddress import ip_address
 from types import TracebackType
 
 import psycopg
@@ -37,6 +48,13 @@ from headrace.sources.postgres.transactions import Assembler, Transaction
 
 STATUS_SECONDS = 5.0
 """The server is told how far we are at least so often."""
+PAUSE_SECONDS = 0.01
+"""So long we do not look, at most, while a large transaction comes in."""
+MANY = 100
+"""Messages that make a transaction large."""
+WINDOW_BYTES = 64 << 10
+"""What a server on this machine may send before we read. Not less: the server makes pieces of half
+of what a new connection is offered, which is 64 KiB, and sends none that does not fit."""
 
 
 class Stream:
@@ -48,6 +66,7 @@ class Stream:
         """Start to stream the slot from a commit boundary."""
         self._connection = psycopg.connect(dsn, autocommit=True, replication="database")
         self._pg = self._connection.pgconn
+        _bound_window(self._pg.socket)
         self._assembler = Assembler(spill)
         self._confirmed = start
         self._told = time.monotonic()
@@ -105,14 +124,18 @@ class Stream:
         deadline = time.monotonic() + seconds
         pg, feed = self._pg, self._assembler.feed
         some = False
+        began, until, messages = time.monotonic(), 0.0, 0
         while True:
             size, data = pg.get_copy_data(1)
             if size > 0:
                 message = data.tobytes()  # half the time of a slice made bytes
                 if message[0] == XLOG_DATA:
+                    messages += 1
                     made = feed(message[XLOG_DATA_HEADER:])
                     if made is not None:
-                        some = True
+                        if not some:
+                            some, until = True, time.monotonic() + PAUSE_SECONDS
+                        messages = 0
                         end = made.lsn if isinstance(made, Message) else made.end_lsn
                         self.received = max(self.received, end)
                         yield made
@@ -134,6 +157,11 @@ class Stream:
             if self._due():
                 self._tell()
             left = deadline - now
+            pause = min(now - began, PAUSE_SECONDS, (until if some else deadline) - now)
+            if messages > MANY and pause > 0 and self._assembler.busy:
+                time.sleep(pause)
+                pg.consume_input()
+                continue
             if some or left <= 0:
                 if select.select([pg.socket], [], [], 0)[0]:
                     pg.consume_input()
@@ -142,6 +170,8 @@ class Stream:
                     continue
                 return
             select.select([pg.socket], [], [], min(left, STATUS_SECONDS))
+            if messages <= MANY:
+                began = time.monotonic()
             pg.consume_input()
 
     def confirm(self, position: int) -> None:
@@ -159,3 +189,13 @@ class Stream:
         self._pg.put_copy_data(status_update(at, at, at, time_us=SystemClock().now_us()))
         self._pg.flush()
         self._told = time.monotonic()
+
+
+def _bound_window(number: int) -> None:
+    """See above; a window that is bounded by a buffer's size does not grow."""
+    with (
+        socket.socket(fileno=os.dup(number)) as same,
+        contextlib.suppress(OSError),  # the connection is lost: who uses it next is told
+    ):
+        if same.family != socket.AF_UNIX and ip_address(same.getpeername()[0]).is_loopback:
+            same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WINDOW_BYTES)  # twice, for both

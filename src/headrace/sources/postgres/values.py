@@ -47,6 +47,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from array import array
 from binascii import unhexlify
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -242,10 +243,14 @@ def array_of(texts: Texts) -> pa.Array:
     """In Arrow, whatever they are; not by `pa.array`, which asks pandas first."""
     if not isinstance(texts, list):
         return texts if pa.types.is_binary(texts.type) else texts.cast(pa.binary())
+    return _laid_out(texts, pa.binary())
+
+
+def _laid_out(texts: list[bytes | None], arrow: pa.DataType) -> pa.Array:
     given = [text or b"" for text in texts]
-    places = np.fromiter(accumulate(map(len, given), initial=0), np.int32, len(given) + 1)
+    places = array("i", accumulate(map(len, given), initial=0))  # quicker than numpy, for a few
     parts = [_there(texts), pa.py_buffer(places), pa.py_buffer(b"".join(given))]
-    return pa.Array.from_buffers(pa.binary(), len(given), parts)
+    return pa.Array.from_buffers(arrow, len(given), parts)
 
 
 def _there(texts: Sequence[bytes | None]) -> pa.Buffer | None:
@@ -259,7 +264,7 @@ def _few(texts: Texts, one: One, arrow: pa.DataType) -> pa.Array | None:
     try:
         numbers = [0 if text is None else one(text, arrow) for text in given]
         if one is _text:
-            return array_of(texts).view(arrow)
+            return _laid_out(given, arrow)
         if arrow.bit_width == 1:
             content = _bits(numbers)
         else:
