@@ -200,3 +200,41 @@ def test_objects_of_the_users_classes_matter_with_their_code_and_values() -> Non
     assert used(partial(pow, 2)) != used(partial(pow, 3))
     assert used(Decimal(1)) != used(Decimal(2))
     assert used(np.arange(3)) == used(np.arange(3)) != used(np.arange(4))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("6 / qty", "try_divide(6, qty)"),
+        ("amount + 1", "try_add(amount, 1)"),
+        ("cast(status as int)", "try_cast(status as int)"),
+        ("if(id > 1, 6 / qty, 0)", "if(id > 1, try_divide(6, qty), 0)"),
+        ("to_timestamp(status)", "try_to_timestamp(status)"),
+        ("status like 'a/_'", "status like 'a/_' escape '/'"),
+        ("from_csv(status, 'a int')", "from_csv(status, 'a int', map('sep', ';'))"),
+        ("stddev(6 / qty)", "stddev(try_divide(6, qty))"),
+    ],
+)
+def test_what_json_does_not_say_counts(spark: Any, one: str, other: str) -> None:
+    """Modes, options and characters are null in Catalyst's JSON."""
+    here, there = (
+        read_definition(spark, f"select {text} x from orders", SCHEMAS).fingerprint
+        for text in (one, other)
+    )
+    assert here != there
+
+
+def test_bytes_in_a_definition_have_the_same_fingerprint_each_time(spark: Any) -> None:
+    """Catalyst's JSON has their address."""
+    text = "select {} x from orders where cast(status as binary) = x'{}'"
+    here, again, other, more = (
+        read_definition(spark, text.format(*parts), SCHEMAS).fingerprint
+        for parts in (
+            ("array(x'01')", "61"),
+            ("array(x'01')", "61"),
+            ("array(x'02')", "61"),
+            ("array(x'01')", "62"),
+        )
+    )
+    assert here == again
+    assert len({here, other, more}) == 3

@@ -21,13 +21,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace import errors
 from headrace.model.hashing import order64
+from headrace.model.json_values import json_values
 from headrace.pipelines.views.algebra import Aggregate, Call
 from headrace.pipelines.views.changes import (
+    Failed,
     Numbers,
     State,
     States,
@@ -60,6 +63,7 @@ from headrace.pipelines.views.sums import (
 )
 
 Columns = list[pa.Array]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -92,8 +96,8 @@ class Part(Protocol):
     def add(self, old: Columns, rows: Rows) -> Columns:
         """Its columns after a change; `old` has a null where there was no group."""
 
-    def result(self, kept: Columns) -> pa.Array:
-        """The call's value."""
+    def result(self, kept: Columns) -> tuple[pa.Array, Mask | None]:
+        """The call's value, and where it has none since it does not fit its type."""
 
 
 def _numbers(column: pa.Array) -> Numbers:
@@ -112,9 +116,9 @@ class Count:
         """See `Part`."""
         return [pa.array(_numbers(old[0]) + rows.count)]
 
-    def result(self, kept: Columns) -> pa.Array:
+    def result(self, kept: Columns) -> tuple[pa.Array, Mask | None]:
         """See `Part`."""
-        return kept[0]
+        return kept[0], None
 
 
 class WideSum:
@@ -140,7 +144,7 @@ class WideSum:
         ]
         return [pa.array(count), *map(pa.array, carried(limbs))]
 
-    def result(self, kept: Columns) -> pa.Array:
+    def result(self, kept: Columns) -> tuple[pa.Array, Mask | None]:
         """See `Part`."""
         limbs = [_numbers(column) for column in kept[1:]]
         if self.limbs == 2:
@@ -148,14 +152,9 @@ class WideSum:
             values = pa.array(whole)
         else:
             values, over = decimals(limbs, self.type)
-        if over.any() and self.overflow == "error":
-            raise errors.ViewStopped(
-                f"a sum does not fit {self.type}",
-                place="aggregate",
-                why="Spark's ANSI mode refuses a sum that overflows",
-                fix="cast the summed column to a wider decimal, or use try_sum",
-            )
-        return pc.if_else(pa.array(_numbers(kept[0]) > 0), values, pa.nulls(len(values), self.type))
+        some = pa.array(_numbers(kept[0]) > 0)
+        sums = pc.if_else(some, values, pa.nulls(len(values), self.type))
+        return sums, over if self.overflow == "error" else None
 
 
 class FloatSum:
@@ -188,13 +187,13 @@ class FloatSum:
         ]
         return [*map(pa.array, counts), pa.array(new, pa.binary())]
 
-    def result(self, kept: Columns) -> pa.Array:
+    def result(self, kept: Columns) -> tuple[pa.Array, Mask | None]:
         """See `Part`."""
         count, nan, up, down = (_numbers(column) for column in kept[:4])
         sums = np.array([rounded(unpacked(data or b"")) for data in kept[4].to_pylist()], float)
         sums = np.where(up > 0, np.inf, np.where(down > 0, -np.inf, sums))
         sums = np.where((nan > 0) | ((up > 0) & (down > 0)), np.nan, sums)
-        return pa.array(sums, mask=count <= 0).cast(self.type)
+        return pa.array(sums, mask=count <= 0).cast(self.type), None
 
 
 class Extreme:
@@ -213,9 +212,9 @@ class Extreme:
         del old
         return [rows.value]
 
-    def result(self, kept: Columns) -> pa.Array:
+    def result(self, kept: Columns) -> tuple[pa.Array, Mask | None]:
         """See `Part`."""
-        return kept[0]
+        return kept[0], None
 
 
 def part_of(call: Call) -> Part:
@@ -302,15 +301,28 @@ def step(node: Aggregate, states: States, inputs: Sequence[pa.RecordBatch], seed
         _group_schema(node),
         seed,
     )
-    results = (_results(node, keys, before, there), _results(node, keys, after, stays))
-    output = joined(
-        [
-            change(result, np.full(len(result[-1]) if result else 1, sign), node.columns)
-            for result, sign in zip(results, (-1, 1), strict=True)
-        ],
-        node.columns,
-    )
-    return Step(consolidated(output, seed), state)
+    output, failed = [], []
+    for sign, kept, chosen in ((-1, before, there), (1, after, stays)):
+        result, too_large = _results(node, keys, kept, chosen)
+        output.append(change(result, np.full(len(result[-1]), sign), node.columns))
+        failed += [_failed(node, reason, groups, sign) for reason, groups in too_large]
+    if too_large and not node.tolerant:
+        names, rows, reason = failed[-1]
+        group = dict(zip(names, [json_values(key)[0] for key in row_columns(rows)], strict=True))
+        raise errors.ExpressionFailed(
+            f"{reason} in the group {group}" if group else reason,
+            fix="cast the summed column to a wider decimal, use try_sum, or say "
+            "on_error='set_aside'",
+        )
+    return Step(consolidated(joined(output, node.columns), seed), state, failed)
+
+
+def _failed(node: Aggregate, reason: str, keys: Columns, sign: int) -> Failed:
+    """Groups that have no result, by their keys."""
+    fields = _key_fields(node)
+    names = [node.inputs[0].names[i] for i in node.keys]
+    count = len(keys[0]) if keys else 1
+    return Failed(names, change(keys, np.full(count, sign), pa.schema(fields)), reason)
 
 
 def snapshot(node: Aggregate, states: States, seed: int) -> Iterator[pa.RecordBatch]:
@@ -319,8 +331,8 @@ def snapshot(node: Aggregate, states: States, seed: int) -> Iterator[pa.RecordBa
     for chunk in states["g"].scan():
         columns = kept_columns(chunk)
         keys, kept = columns[: len(node.keys)], columns[len(node.keys) :]
-        every = np.ones(chunk.num_rows, bool)
-        yield change(_results(node, keys, kept, every), every, node.columns)
+        result, _ = _results(node, keys, kept, np.ones(chunk.num_rows, bool))
+        yield change(result, np.ones(len(result[-1])), node.columns)
 
 
 def _grouped(keys: Columns, rows: int, seed: int) -> tuple[Words, Numbers, Columns]:
@@ -352,16 +364,29 @@ def _twice(old: Columns, new: Columns, there: Any, stays: Any) -> Columns:
     ]
 
 
-def _results(node: Aggregate, keys: Columns, kept: Columns, chosen: Any) -> Columns:
-    """The output rows of these groups."""
+def _results(
+    node: Aggregate, keys: Columns, kept: Columns, chosen: Any
+) -> tuple[Columns, list[tuple[str, Columns]]]:
+    """The output rows of these groups, and the keys of those that have none, by the reason."""
     mask = pa.array(chosen)
-    at, found = 1, [key.filter(mask) for key in keys]
+    at, own = 1, [key.filter(mask) for key in keys]
+    found = list(own)
+    fits: Mask | None = None
+    too_large: list[tuple[str, Columns]] = []
     for call in node.calls:
         part = part_of(call)
         width = len(part.fields())
-        found.append(part.result([column.filter(mask) for column in kept[at : at + width]]))
+        values, over = part.result([column.filter(mask) for column in kept[at : at + width]])
+        found.append(values)
         at += width
-    return found
+        if over is not None and over.any():
+            new = over if fits is None else over & fits
+            groups = [key.filter(pa.array(new)) for key in own]
+            too_large += [(f"a sum does not fit {call.type}", groups)] if new.any() else []
+            fits = ~over if fits is None else fits & ~over
+    if fits is not None:
+        found = [column.filter(pa.array(fits)) for column in found]
+    return found, too_large
 
 
 def _rows_of(

@@ -59,6 +59,8 @@ class Node:
     fingerprint: str
     origin: str
     """The operator in Spark's words, for ``explain``."""
+    tolerant: bool = field(default=False, compare=False)
+    """Whether a step leaves out and tells what fails in it, instead of failing as a whole."""
 
     @property
     def inputs(self) -> tuple[Node, ...]:

@@ -1,14 +1,18 @@
 """Evaluating templates, and what happens to a row that makes one fail.
 
-A failed evaluation says nothing of which row it was; the batch is halved until it is known. Under
-`on_error="set_aside"` the rows that fail are left out and noted, with their reason; otherwise the
-first of them is shown and the pipeline stops, with nothing committed.
+A failed evaluation says nothing of which row it was; the batch is halved until it is known
+(`halved`). Under `on_error="set_aside"` the rows that fail are left out and noted, with their
+reason; otherwise the first of them is shown and the pipeline stops, with nothing committed.
+
+What fails *in* a step with state is set aside too: a group whose sum does not fit or whose function
+raises, by its keys, for as long as it does; a pair of rows that a join's residual fails on, which
+then are no partners.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +21,7 @@ from headrace import errors
 from headrace.model.json_values import json_values
 from headrace.pipelines.pipeline import View
 from headrace.pipelines.views.algebra import Stateless
-from headrace.pipelines.views.changes import joined, weights
+from headrace.pipelines.views.changes import Failed, halved, joined, weights
 from headrace.pipelines.views.engine import Batch
 
 
@@ -49,52 +53,36 @@ class Evaluator:
         try:
             return node.template(*inputs)
         except errors.ExpressionFailed:
-            parts = [
-                part
-                for place, rows in enumerate(inputs)
-                for part in self._halves(batch, node, rows, place)
-            ]
+            parts: list[pa.RecordBatch] = []
+            for place, rows in enumerate(inputs):
+                empty = [joined([], one.columns) for one in node.inputs]
+                names = node.inputs[place].names or rows.schema.names
+
+                def alone(first: int, last: int) -> pa.RecordBatch:
+                    some = rows.slice(first, last - first)  # noqa: B023 - used at once
+                    return node.template(*empty[:place], some, *empty[place + 1 :])  # noqa: B023
+
+                for part in halved(rows.num_rows, alone):
+                    if isinstance(part, tuple):
+                        at, error = part
+                        self.failed(batch, Failed(names, rows.slice(at, 1), error.fact))
+                    else:
+                        parts.append(part)
             return joined(parts, node.columns)
 
-    def _halves(
-        self, batch: Batch, node: Stateless, rows: pa.RecordBatch, place: int
-    ) -> Iterator[pa.RecordBatch]:
-        """What the rows of one input become, less those that fail."""
-        if not rows.num_rows:
-            return
-        try:
-            yield node.template(*self._alone(node, rows, place))
-        except errors.ExpressionFailed as error:
-            if rows.num_rows == 1:
-                self._failed(batch, node, rows, place, error)
-                return
-            middle = rows.num_rows // 2
-            for half in (rows.slice(0, middle), rows.slice(middle)):
-                yield from self._halves(batch, node, half, place)
+    def tolerates(self, view: str) -> bool:
+        """Whether a view goes on without what fails."""
+        return self._views[view].on_error == "set_aside"
 
-    def _alone(self, node: Stateless, rows: pa.RecordBatch, place: int) -> list[pa.RecordBatch]:
-        """The inputs of a template, all empty but one."""
-        return [
-            rows if i == place else joined([], one.columns) for i, one in enumerate(node.inputs)
-        ]
-
-    def _failed(
-        self,
-        batch: Batch,
-        node: Stateless,
-        rows: pa.RecordBatch,
-        place: int,
-        error: errors.ExpressionFailed,
-    ) -> None:
-        view = self._views[batch.view]
-        names = node.inputs[place].names or rows.schema.names
-        row = row_of(names, rows)
-        reason = error.fact.strip()
-        if view.on_error == "stop":
-            raise errors.ViewStopped(
-                f"view '{view.name}' fails on the row {row}: {reason}", place=view.place
-            ) from error
-        text = json.dumps(row, ensure_ascii=False)
-        weight = int(weights(rows)[0])
-        aside = {"view": view.name, "reason": reason, "row": text}
-        batch.aside += [{**aside, "_weight": 1 if weight > 0 else -1}] * abs(weight)
+    def failed(self, batch: Batch, failed: Failed) -> None:
+        """Note what failed, or stop."""
+        view, reason = self._views[batch.view], failed.reason.strip()
+        for number, weight in enumerate(weights(failed.rows)):
+            row = row_of(failed.names, failed.rows.slice(number, 1))
+            if weight > 0 and view.on_error == "stop":
+                raise errors.ViewStopped(
+                    f"view '{view.name}' fails on the row {row}: {reason}", place=view.place
+                )
+            text = json.dumps(row, ensure_ascii=False)
+            aside = {"view": view.name, "reason": reason, "row": text}
+            batch.aside += [{**aside, "_weight": 1 if weight > 0 else -1}] * abs(int(weight))

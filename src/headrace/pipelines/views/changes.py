@@ -9,8 +9,8 @@ collide; that keys with equal hashes are equal is checked all the same, on the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,15 @@ class State(Protocol):
 States = Mapping[str, State]
 
 
+class Failed(NamedTuple):
+    """What a tolerant step could not compute and left out: groups by their keys, or pairs."""
+
+    names: Sequence[str]
+    rows: pa.RecordBatch
+    """A change: what fails now, or (with a negative weight) does so no more."""
+    reason: str
+
+
 class Step(NamedTuple):
     """What a step makes of a change."""
 
@@ -57,6 +66,7 @@ class Step(NamedTuple):
     """The change of the operator's output."""
     state: dict[str, pa.RecordBatch]
     """What is added to each of its collections, keyed."""
+    failed: Sequence[Failed] = ()
 
 
 def keys_of(batch: pa.RecordBatch) -> Words:
@@ -188,6 +198,31 @@ def never_there(place: str) -> errors.ViewStopped:
         why="an input retracts a row that it did not hold",
         fix="check the source of the input: `headrace topic read` shows its changes",
     )
+
+
+Result = TypeVar("Result")
+
+
+def halved(
+    count: int, evaluate: Callable[[int, int], Result]
+) -> Iterator[Result | tuple[int, errors.ExpressionFailed]]:
+    """What `evaluate(first, last)` makes of all, or of the parts of it that do not fail.
+
+    A failed evaluation says nothing of what it was that failed: halves are tried until it is known.
+    """
+
+    def some(first: int, last: int) -> Iterator[Result | tuple[int, errors.ExpressionFailed]]:
+        try:
+            yield evaluate(first, last)
+        except errors.ExpressionFailed as error:
+            if last - first == 1:
+                yield first, error
+                return
+            middle = (first + last) // 2
+            yield from some(first, middle)
+            yield from some(middle, last)
+
+    return some(0, count) if count else iter(())
 
 
 def consolidated(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:

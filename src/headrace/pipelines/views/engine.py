@@ -13,9 +13,9 @@ state of every subtree it did not change.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
@@ -33,13 +33,16 @@ from headrace.pipelines.views.algebra import (
     Scan,
     Stateless,
 )
-from headrace.pipelines.views.changes import States, Step, change, nothing, typed
+from headrace.pipelines.views.changes import Failed, States, Step, change, nothing, typed
 from headrace.pipelines.views.executors import Executors
 from headrace.tables.collection import Collection
 from headrace.tables.packs import Attempt, Packs
 
 Kept = dict[str, Collection]
 """The collections of one operator."""
+
+
+WHOLE = "mend the row, or change the definition: what is computed as a whole sets no row aside"
 
 
 class Operator(NamedTuple):
@@ -82,8 +85,36 @@ class Batch:
     _memo: dict[str, pa.RecordBatch] = field(default_factory=dict)
 
 
-Evaluate = Callable[[Batch, Stateless, Sequence[pa.RecordBatch]], pa.RecordBatch]
-"""Evaluates a template; rows that fail may be put aside in the batch."""
+class Evaluate(Protocol):
+    """Evaluates templates; what fails may be put aside in the batch."""
+
+    def __call__(
+        self, batch: Batch, node: Stateless, inputs: Sequence[pa.RecordBatch]
+    ) -> pa.RecordBatch:
+        """The rows that these rows become."""
+
+    def tolerates(self, view: str) -> bool:
+        """Whether a view goes on without what fails."""
+
+    def failed(self, batch: Batch, failed: Failed) -> None:
+        """Note what failed."""
+
+
+class _Strict:
+    """Whatever fails is an error."""
+
+    def __call__(
+        self, batch: Batch, node: Stateless, inputs: Sequence[pa.RecordBatch]
+    ) -> pa.RecordBatch:
+        del batch
+        return node.template(*inputs)
+
+    def tolerates(self, view: str) -> bool:
+        del view
+        return False
+
+    def failed(self, batch: Batch, failed: Failed) -> None:
+        raise AssertionError(failed)  # only tolerant steps give any
 
 
 class Engine:
@@ -103,7 +134,7 @@ class Engine:
         self.packs = packs
         self.seed = seed
         self._inputs = dict(inputs)
-        self._evaluate = evaluate or (lambda _, node, batches: node.template(*batches))
+        self._evaluate = evaluate or _Strict()
         self._executors = executors
         self.loading = False
         """Whether many large batches come one after the other, until `settle`."""
@@ -214,12 +245,17 @@ class Engine:
         run: Callable[..., Step] = operator.step
         if self._executors is not None and self._executors.takes(node, below):
             run = self._executors.step
+        tolerant = self._evaluate.tolerates(batch.view)
         try:
-            done = run(node, kept, below, self.seed)
-        except errors.ExpressionFailed as error:  # a residual condition, or a regrouped aggregate
+            done = run(replace(node, tolerant=tolerant), kept, below, self.seed)
+        except errors.ExpressionFailed as error:  # a residual, a sum, a regrouped aggregate, a Full
             raise errors.ViewStopped(
-                f"view '{batch.view}' fails: {error.fact.strip()}", place=node.origin
+                f"view '{batch.view}' fails: {error.fact.strip()}",
+                place=node.origin,
+                fix=WHOLE if tolerant else error.fix,
             ) from error
+        for failed in done.failed:
+            self._evaluate.failed(batch, failed)
         add = Collection.loaded if self.loading else Collection.plus
         batch.kept[identity] = {
             name: add(collection, done.state[name], attempt) if name in done.state else collection

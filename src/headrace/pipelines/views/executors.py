@@ -30,7 +30,7 @@ import pyarrow as pa
 from headrace.errors import HeadraceError
 from headrace.pipelines.views import aggregate, groups, join
 from headrace.pipelines.views.algebra import Aggregate, Distinct, Join, Node, Scan
-from headrace.pipelines.views.changes import Step, joined, key_hashes, row_columns
+from headrace.pipelines.views.changes import Failed, Step, joined, key_hashes, row_columns
 from headrace.tables.collection import Collection
 from headrace.tables.packs import Packs
 
@@ -100,15 +100,17 @@ class Executors:
         done = self._run(tasks, node.origin)
         outputs: list[pa.RecordBatch] = []
         added: dict[str, list[pa.RecordBatch]] = {}
+        failed: list[Failed] = []
         for answer in done:
             if isinstance(answer, HeadraceError):
                 raise answer
-            output, more = answer
+            output, more, left_out = answer
             outputs.append(_batch(output))
             for name, data in more.items():
                 added.setdefault(name, []).append(_batch(data))
+            failed += [Failed(names, _batch(rows), reason) for names, rows, reason in left_out]
         merged = {name: pa.concat_batches(parts) for name, parts in added.items()}
-        return Step(joined(outputs, node.columns), merged)
+        return Step(joined(outputs, node.columns), merged, failed)
 
     def _run(self, tasks: list[tuple[Any, ...]], place: str) -> list[Any]:
         """The answers of the tasks, in their order; asked again where a worker was lost."""
@@ -195,4 +197,5 @@ def run_part(task: tuple[Any, ...]) -> Any:
         done = RUN[type(node)](node, kept, [_batch(data) for data in inputs], seed)
     except HeadraceError as error:
         return error
-    return _ipc(done.output), {name: _ipc(batch) for name, batch in done.state.items()}
+    left_out = [(names, _ipc(rows), reason) for names, rows, reason in done.failed]
+    return _ipc(done.output), {name: _ipc(one) for name, one in done.state.items()}, left_out

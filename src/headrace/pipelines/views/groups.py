@@ -26,11 +26,14 @@ from headrace import errors
 from headrace.model.json_values import json_values
 from headrace.pipelines.views.algebra import Distinct, Full, Node, Regroup
 from headrace.pipelines.views.changes import (
+    Failed,
     States,
     Step,
+    Words,
     change,
     copies,
     distinct,
+    halved,
     kept_columns,
     keyed,
     keys_of,
@@ -91,10 +94,19 @@ def regroup_step(
     """The change of any aggregate, by computing the touched groups anew."""
     rows = keyed(inputs[0], node.keys, seed)
     touched = distinct(keys_of(rows)) if node.keys else np.zeros(1, np.uint64)
-    now = consolidate(pa.concat_batches([states["rows"].probe(touched), rows]))
+    before = states["rows"].probe(touched)
+    now = consolidate(pa.concat_batches([before, rows]))
     _warn_of_size(node, now)
-    results = node.groups(_copies(now, node.over.columns))
     given = states["given"].probe(touched)
+    failed: list[Failed] = []
+    if node.tolerant:
+        results = _computed(node, now, touched, 1, failed)
+        lost = np.setdiff1d(distinct(keys_of(before)), keys_of(given))
+        if len(lost):  # what had rows and gave nothing failed: it is asked again why
+            of_lost = before.filter(pa.array(np.isin(keys_of(before), lost)))
+            _computed(node, of_lost, lost, -1, failed)
+    else:
+        results = node.groups(_copies(now, node.over.columns))
     new = keyed(
         change(results.columns, np.ones(results.num_rows), node.columns),
         range(len(node.keys)),
@@ -102,7 +114,33 @@ def regroup_step(
     )
     moved = consolidate(pa.concat_batches([new, with_weights(given, -weights(given))]))
     output = change(kept_columns(moved), weights(moved), node.columns)
-    return Step(output, {"rows": rows, "given": moved})
+    return Step(output, {"rows": rows, "given": moved}, failed)
+
+
+def _computed(
+    node: Regroup, rows: pa.RecordBatch, groups: Words, sign: int, failed: list[Failed]
+) -> pa.RecordBatch:
+    """What Spark makes of the groups, less those that fail: these are told by their keys."""
+    of_row = np.searchsorted(groups, keys_of(rows))
+
+    def some(first: int, last: int) -> pa.RecordBatch:
+        chosen = rows.filter(pa.array((of_row >= first) & (of_row < last)))
+        return node.groups(_copies(chosen, node.over.columns))
+
+    found: list[pa.RecordBatch] = []
+    names = [node.over.names[i] for i in node.keys]
+    schema = pa.schema([node.over.columns.field(i) for i in node.keys])
+    for part in halved(len(groups), some):
+        if not isinstance(part, tuple):
+            found.append(part)
+            continue
+        group, error = part
+        own = kept_columns(rows.filter(pa.array(of_row == group)).slice(0, 1))
+        if not own[0]:  # there would be nothing to know it by when it does not fail any more
+            raise error
+        keys = [own[i] for i in node.keys]
+        failed.append(Failed(names, change(keys, [sign], schema), error.fact))
+    return pa.concat_batches(found) if found else some(0, 0)
 
 
 def _warn_of_size(node: Regroup, rows: pa.RecordBatch) -> None:

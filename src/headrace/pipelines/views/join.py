@@ -47,6 +47,7 @@ from headrace import errors
 from headrace.pipelines.views.algebra import Join
 from headrace.pipelines.views.changes import (
     IDENTITY,
+    Failed,
     Numbers,
     States,
     Step,
@@ -54,6 +55,7 @@ from headrace.pipelines.views.changes import (
     change,
     check_same,
     distinct,
+    halved,
     joined,
     kept_columns,
     keyed,
@@ -142,6 +144,7 @@ def step(node: Join, states: States, inputs: Sequence[pa.RecordBatch], seed: int
     d_left, d_right = deltas
     output: list[pa.RecordBatch] = []
     blocks: list[Block] = []
+    failed: list[Failed] = []
     if "r" in kept:
         old_left = states["l"].probe(distinct(keys_of(d_right)))
         old_right = states["r"].probe(distinct(keys_of(d_left)))
@@ -151,7 +154,7 @@ def step(node: Join, states: States, inputs: Sequence[pa.RecordBatch], seed: int
             Block.of(d_left, d_right, left, right),
         ]
         if node.residual is not None:
-            blocks = _residual(node, blocks)
+            blocks = _residual(node, blocks, failed)
         if needs_pairs(node):
             output.extend(change(b.columns(), b.weights(), node.columns) for b in blocks)
     state = {"l": d_left, "r": d_right}
@@ -168,7 +171,7 @@ def step(node: Join, states: States, inputs: Sequence[pa.RecordBatch], seed: int
             found = _by_row(node, states, side, deltas[number], gains, arrivals)
         matched, unmatched, state[side.counts] = found
         output.extend(_shown(node, number, matched, unmatched))
-    return Step(joined(output, node.columns), {name: state[name] for name in kept})
+    return Step(joined(output, node.columns), {name: state[name] for name in kept}, failed)
 
 
 def _taken(
@@ -248,9 +251,13 @@ def _taken_at(columns: Sequence[pa.Array], rows: Numbers) -> Sequence[pa.Array]:
     return [column.take(index) for column in columns]
 
 
-def _residual(node: Join, blocks: list[Block]) -> list[Block]:
-    """The pairs that the residual condition keeps: asked of Spark once, for all blocks."""
-    assert node.residual is not None
+def _residual(node: Join, blocks: list[Block], failed: list[Failed]) -> list[Block]:
+    """The pairs that the residual condition keeps: asked of Spark once, for all blocks.
+
+    A pair that it fails on is no pair; where that is tolerated, it is added to `failed`.
+    """
+    residual = node.residual
+    assert residual is not None
     sizes = [len(block.in_left) for block in blocks]
     if not sum(sizes):
         return blocks
@@ -266,7 +273,23 @@ def _residual(node: Join, blocks: list[Block]) -> list[Block]:
         for block, start, size in zip(blocks, starts, sizes, strict=False)
         if size
     ]
-    kept = np.sort(weights(node.residual(joined(asked, schema))))
+    candidates = joined(asked, schema)
+    if not node.tolerant:
+        found = [residual(candidates)]
+    else:
+        found = []
+        names = [*node.inputs[0].names, *node.inputs[1].names]
+        weight = np.concatenate([block.weights() for block in blocks])
+        for part in halved(
+            candidates.num_rows, lambda first, last: residual(candidates.slice(first, last - first))
+        ):
+            if isinstance(part, tuple):
+                at, error = part
+                pair = row_columns(candidates.slice(at, 1))
+                failed.append(Failed(names, change(pair, weight[at : at + 1], schema), error.fact))
+            else:
+                found.append(part)
+    kept = np.sort(weights(joined(found, schema)))
     return [
         block.only(kept[(kept >= start) & (kept < start + size)] - start)
         for block, start, size in zip(blocks, starts, sizes, strict=False)

@@ -21,7 +21,7 @@ from headrace.pipelines.views import algebra
 from headrace.pipelines.views.catalyst import EXPRESSIONS, Attribute, Java, items, kind_of
 from headrace.pipelines.views.evaluate_plan import Leaf, Operator
 from headrace.pipelines.views.lift import Lifter, Pending, text
-from headrace.pipelines.views.lift_fingerprint import Numbering
+from headrace.pipelines.views.lift_fingerprint import Numbering, exactly
 from headrace.pipelines.views.lift_join import with_columns
 from headrace.pipelines.views.refusals import (
     COLLECTORS,
@@ -52,7 +52,7 @@ class _Wanted:
     @property
     def same(self) -> tuple[Any, ...]:
         """What is equal for calls that are."""
-        expressions = [each and each.toJSON() for each in (self.argument, self.filter)]
+        expressions = [each and exactly(each) for each in (self.argument, self.filter)]
         return (self.kind, *expressions, self.result.type, self.overflow)
 
 
@@ -125,7 +125,7 @@ def _arguments(
 
     def place(expression: Java) -> int:
         plain = kind_of(expression) == "AttributeReference"
-        key = expression.exprId().id() if plain else expression.toJSON()
+        key = expression.exprId().id() if plain else exactly(expression)
         if key not in positions:
             positions[key] = len(columns)
             name = f"a{len(columns)}"

@@ -5,7 +5,9 @@ change a value: ids (numbered anew, in order of appearance, columns of the input
 columns and lambda variables, qualifiers, metadata, nullability. In goes what JSON does not say:
 the code of the user's Python functions (a pickle is not canonical, so the function is unpickled
 and its code, constants, defaults and captured values are read), the session's time zone, ANSI mode
-and case rule, and the version of Spark, since another one may write other JSON.
+and case rule, the version of Spark, since another one may write other JSON, and each field that has
+no form in JSON (null stands there): ``x / y`` and ``try_divide(x, y)`` are told apart by nothing
+else, and so are the options of ``from_json``.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Numbering:
 
     def canonical(self, expression: Java) -> Any:
         """Give an expression as plain data."""
-        return [self._plain(json.loads(expression.toJSON())), *self._functions(expression)]
+        said = json.loads(expression.toJSON())
+        unsaid = _unsaid(expression, [*said])
+        return [self._plain(said), *unsaid, *self._functions(expression)]
 
     def number(self, key: int) -> int | str:
         """Give the number of an id."""
@@ -76,6 +80,44 @@ class Numbering:
         for child in items(expression.children()):
             found += self._functions(child)
         return found
+
+
+def exactly(expression: Java) -> str:
+    """Give a text that only equal expressions of one plan have in common, ids and all."""
+    said = json.loads(expression.toJSON())
+    unsaid = _unsaid(expression, [*said])
+    return json.dumps([said, unsaid])
+
+
+def _unsaid(expression: Java, nodes: list[dict[str, Any]]) -> list[str]:
+    """Give what Catalyst's JSON has as null and is not: a mode (TRY, ANSI), options, a character.
+
+    The JSON has nodes in the order of the tree, and of each its fields in that of the constructor.
+    Of bytes in a literal it has the address, which is taken out of the nodes.
+    """
+    node = nodes.pop(0)
+    found = []
+    if _has_address(node):
+        node["value"] = "bytes"
+        found.append(str(expression.sql()))
+    fields = [value for key, value in node.items() if key not in {"class", "num-children"}]
+    for place, value in enumerate(fields[: expression.productArity()]):
+        if value is None and (held := expression.productElement(place)) is not None:
+            found.append(str(held))
+    below, open_ = 0, node["num-children"]
+    while open_:
+        open_ += nodes[below]["num-children"] - 1
+        below += 1
+    if any(None in one.values() or _has_address(one) for one in nodes[:below]):
+        for child in items(expression.children()):
+            found += _unsaid(child, nodes)
+    else:
+        del nodes[:below]
+    return found
+
+
+def _has_address(node: dict[str, Any]) -> bool:
+    return node["class"].endswith(".Literal") and "[B@" in str(node.get("value"))
 
 
 def code_of_command(udf: Java) -> Any:
