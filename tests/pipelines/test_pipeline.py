@@ -501,3 +501,11 @@ def test_a_view_without_columns_or_types_is_refused_at_its_place(log: Any, spark
         with pytest.raises(hr.errors.BadPipeline, match=said) as caught:
             shop(v=sql).run(log, until="caught up")
         assert "test_pipeline.py:" in caught.value.place
+
+
+def test_a_pipeline_says_how_much_memory_its_drivers_hold(log: Any, spark: Any) -> None:
+    small = hr.Pipeline("small", memory_bytes=9 << 20)
+    with Runner(small, log, spark) as runner:
+        assert runner.packs.may_hold == 9 << 20
+    with Runner(small, log, spark, memory_bytes=10 << 20) as runner:
+        assert runner.packs.may_hold == 10 << 20

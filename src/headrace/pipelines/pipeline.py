@@ -82,9 +82,13 @@ class View:
 class Pipeline:
     """Inputs and views that are kept together: all of them are always through one position."""
 
-    def __init__(self, name: str) -> None:
-        """`name` is the first part of the names of its topics."""
+    def __init__(self, name: str, *, memory_bytes: int | None = None) -> None:
+        """`name` is the first part of the names of its topics.
+
+        `memory_bytes` bounds what a driver of it holds, however it is run (None: 512 MB).
+        """
         self.name = _checked(name, "a pipeline")
+        self.memory_bytes = memory_bytes
         self.inputs: dict[str, Input] = {}
         self.views: dict[str, View] = {}
         self.kept: dict[str, Kept] = {}

@@ -123,7 +123,7 @@ class Runner:
         *,
         batch_rows: int | None = None,
         executor_rows: int | None = None,
-        memory_bytes: int = HELD_BYTES,
+        memory_bytes: int | None = None,
         report: Report | None = None,
         defined: Views | None = None,
     ) -> None:
@@ -141,7 +141,8 @@ class Runner:
         if self.defined.spark is not None:
             self.executors = Executors(self.defined.spark, rows=executor_rows)
         folder = f"{log.path}/pipelines/{pipeline.name}"
-        self.packs = Packs(folder, log.journal.system, may_hold=memory_bytes)
+        memory = memory_bytes or pipeline.memory_bytes or HELD_BYTES
+        self.packs = Packs(folder, log.journal.system, may_hold=memory)
         self.writer = log.writer(writer_name(pipeline.name))
         self.status = status_of(log, pipeline.name)
         if not self.status.seed:
