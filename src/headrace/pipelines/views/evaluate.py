@@ -66,11 +66,11 @@ class _Constant:
     java: Java
 
 
-def _simple(expression: Java, positions: dict[int, int]) -> int | _Constant | None:
+def simple(expression: Java, positions: dict[int, int]) -> int | _Constant | None:
     """Give the position of a column that is only selected, or a constant; None: compute it."""
     kind = kind_of(expression)
     if kind == "Alias":
-        return _simple(expression.child(), positions)
+        return simple(expression.child(), positions)
     if kind == "AttributeReference":
         return positions[expression.exprId().id()]
     return _Constant(expression) if kind == "Literal" else None
@@ -134,8 +134,8 @@ class _Compiler:
         self, chain: Sequence[Projected | Filtered], source: tuple[Attribute, ...]
     ) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
         """Compile projections and filters, the lowest first, into one way through the JVM."""
-        simple = self._selection(chain, source)
-        return simple or _Mapped(self, tuple(chain), source)
+        selection = self._selection(chain, source)
+        return selection or _Mapped(self, tuple(chain), source)
 
     def _selection(
         self, chain: Sequence[Projected | Filtered], source: tuple[Attribute, ...]
@@ -149,10 +149,10 @@ class _Compiler:
             positions = {attribute.id: index for index, attribute in enumerate(attributes)}
             chosen: list[int | _Constant] = []
             for expression in link.expressions:
-                simple = _simple(expression, positions)
-                if simple is None:
+                found = simple(expression, positions)
+                if found is None:
                     return None
-                chosen.append(columns[simple] if isinstance(simple, int) else simple)
+                chosen.append(columns[found] if isinstance(found, int) else found)
             columns, attributes = chosen, link.output
         schema = self._schema(attributes)
         values = [
@@ -178,7 +178,9 @@ class _Compiler:
         named = self.bridge.alias(constant.java, "c")
         projection = self.projection([named], [carrier])
         result = self.bridge.struct((attribute,))
-        rows = self.converter.map(one, self.bridge.struct((carrier,)), [projection], result)
+        rows = self.converter.map(
+            one, self.bridge.struct((carrier,)), self.bridge.list([projection]), result
+        )
         return rows.column(0).cast(self.bridge.arrow_type(attribute.type))[0]
 
     def projection(self, expressions: Sequence[Java], source: Sequence[Attribute]) -> Java:
@@ -272,7 +274,7 @@ class _Mapped:
         self._schema = compiler._schema(chain[-1].output)
 
     @cached_property
-    def _steps(self) -> tuple[Java, list[Java], Java, bool]:
+    def _steps(self) -> tuple[Java, Java, Java, bool]:
         """Give the schema read, the projections, the schema written, and whether rows leave."""
         compiler, bridge = self._compiler, self._compiler.bridge
         live = (*self._source, *compiler.rider)
@@ -293,7 +295,7 @@ class _Mapped:
             projections.append(compiler.projection([*columns, *rider, *kept], live))
             filtered = bool(kept)
             live = (*link.output, *compiler.rider, *([compiler.kept] * filtered))
-        return read, projections, bridge.struct(live), filtered
+        return read, bridge.list(projections), bridge.struct(live), filtered
 
     def _only_kept(self, expression: Java, *, filtered: bool) -> Java:
         """Make an expression null for rows that are out already."""
