@@ -341,6 +341,8 @@ class SparkTemplate:
     def __post_init__(self) -> None:
         self.inputs = tuple(map(self.bridge.schema, self.leaves))
         self.output = self.bridge.schema(self.plan.output)
+        riding = [WEIGHT] if self.rider else []
+        self._given = [pa.schema([*schema, *riding]) for schema in self.inputs]
         self._converter = Converter(self.bridge)
 
     @cached_property
@@ -355,11 +357,7 @@ class SparkTemplate:
 
     def __call__(self, *batches: pa.RecordBatch) -> pa.RecordBatch:
         """Evaluate on these rows."""
-        riding = [WEIGHT] if self.rider else []
-        given = [
-            shaped(batch, pa.schema([*schema, *riding]))
-            for batch, schema in zip(batches, self.inputs, strict=True)
-        ]
+        given = [shaped(b, schema) for b, schema in zip(batches, self._given, strict=True)]
         if self.rider and not any(batch.num_rows for batch in given):
             return batch_without_rows(self.output.append(WEIGHT))
         return tried(self.origin.replace("\n", ", then "), lambda: self._step(given))

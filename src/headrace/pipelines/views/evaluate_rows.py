@@ -159,6 +159,8 @@ def batch_without_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 def shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Give a batch exactly this schema; types that differ in names or nullability only are cast."""
+    if batch.schema.equals(schema):
+        return batch
     columns = [
         column if column.type.equals(wanted.type) else column.cast(wanted.type)
         for column, wanted in zip(batch.columns, schema, strict=True)
