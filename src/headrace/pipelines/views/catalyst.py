@@ -82,7 +82,7 @@ class Catalyst:
             self._objects[name] = found.getDeclaredConstructor(None).newInstance(None)
         return self._objects[name]
 
-    def list(self, values: list[Java]) -> Java:
+    def java_list(self, values: list[Java]) -> Java:
         """Make a Java list."""
         made = self.java_class("java.util.ArrayList")()
         for value in values:
@@ -91,7 +91,7 @@ class Catalyst:
 
     def seq(self, values: list[Java]) -> Java:
         """Make a Scala sequence."""
-        return self.jvm.PythonUtils.toSeq(self.list(values))
+        return self.jvm.PythonUtils.toSeq(self.java_list(values))
 
     def array(self, values: list[Any]) -> Java:
         """Make a Java array of objects."""

@@ -5,9 +5,9 @@ kernel's delayed acknowledgement (measured: 48 ms a call instead of 3). They hav
 place: whatever happens to this process, nothing is left behind.
 
 **One call.** Each call over py4j is two changes of thread, and where all processors are busy each
-of these waits for its turn: 13 calls for a handful of rows took TODO ms alone and TODO beside others.
-So what is done with a batch is a Java method, which the JVM compiles from its text when it is first
-needed, with the compiler that Spark has for its own generated code.
+of these waits for its turn: for six rows 13 calls take 1.4 ms, beside two busy processes 3.2 (mean),
+one call 0.7 and 1.9. So what is done with a batch is a method in Java, which the JVM compiles from
+its text when it is first needed, with the compiler that Spark has for its own generated code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
@@ -109,13 +109,13 @@ class Converter:
         self._bridge = bridge
         self._session = bridge.session._jsparkSession
 
-    def map(
-        self, batch: pa.RecordBatch, struct: Java, steps: Java, result: Java
-    ) -> pa.RecordBatch:
+    def map(self, batch: pa.RecordBatch, struct: Java, steps: Java, result: Java) -> pa.RecordBatch:
         """Send rows through these projections (a list in the JVM), one after the other."""
         given, got = self._write(batch), _channel.got
         try:
-            self._bridge.compiled("Mapper", MAPPER).map(self._arrow, given, struct, steps, result, got.path)
+            self._bridge.compiled("Mapper", MAPPER).map(
+                self._arrow, given, struct, steps, result, got.path
+            )
             with open(got.path, "rb") as source:
                 content = source.read()
         finally:
