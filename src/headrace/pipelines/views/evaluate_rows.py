@@ -5,7 +5,7 @@ kernel's delayed acknowledgement (measured: 48 ms a call instead of 3). They hav
 place: whatever happens to this process, nothing is left behind.
 
 **One call.** Each call over py4j is two changes of thread, and where all processors are busy each
-of these waits for its turn: for six rows 13 calls take 1.4 ms, beside two busy processes 3.2 (mean),
+of these waits its turn: for six rows 13 calls take 1.4 ms, beside two busy processes 3.2 (mean),
 one call 0.7 and 1.9. So what is done with a batch is a method in Java, which the JVM compiles from
 its text when it is first needed, with the compiler that Spark has for its own generated code.
 """
