@@ -92,6 +92,32 @@ def test_an_average_is_a_sum_and_a_count_which_others_share(spark: Any) -> None:
     assert aggregate.calls[1].type == pa.decimal128(22, 2)
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "unique"),
+    [
+        ("select qty, status s, count(*) n from orders group by status, qty", {0, 1}, True),
+        ("select qty, status s, count(*) n from orders group by status, qty", {0, 1, 2}, True),
+        ("select qty, status s, count(*) n from orders group by status, qty", {0}, False),
+        ("select status, count(*) n from orders group by status having n > 1", {0}, True),
+        ("select upper(status) u, n from (select status, count(*) n from orders group by status)",
+         {0}, False),  # two groups may have one name
+        ("select explode(array(1, 2)), status from (select status from orders group by status)",
+         {1}, False),  # a group becomes two rows
+        ("select max(qty), min(qty) from orders", {1}, True),  # one row
+        ("select distinct status, qty from orders", {0, 1}, True),
+        ("select distinct status, qty from orders", {0}, False),
+        ("select status, count(*) n from orders group by status union all select 'x', 1", {0},
+         False),
+        ("select id from orders", {0}, False),
+    ],
+)  # fmt: skip
+def test_which_keys_are_unique_by_what_the_operators_are(
+    spark: Any, text: str, key: set[int], unique: bool
+) -> None:
+    node = read_definition(spark, text, SCHEMAS)
+    assert algebra.is_unique(node, frozenset(key)) is unique
+
+
 def test_the_residual_of_an_inner_join_is_a_filter_above_it(spark: Any) -> None:
     text = """select o.id from orders o {} join customers c
         on o.customer_id = c.customer_id and c.name <=> o.status and o.qty > c.address.zip"""

@@ -147,3 +147,25 @@ def test_a_section_is_aligned_and_read_without_a_copy(tmp_path: Path) -> None:
     assert ref.offset % 64 == 0
     assert all(b.address % 8 == 0 for c in batch.columns for b in c.buffers() if b is not None)
     assert batch.column("_k").to_numpy().flags.writeable is False
+
+
+def test_small_sections_of_the_last_attempt_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs = Packs(str(tmp_path / "packs"))
+    rows = change([((1, "a"), 1)])
+
+    def written() -> Ref:
+        attempt = packs.attempt(1)
+        ref = attempt.add(rows)
+        attempt.finish()
+        return ref
+
+    first = written()
+    assert packs.open(first) is rows
+    second = written()
+    assert packs.open(first) is not rows
+    assert packs.open(first) == rows
+    assert packs.open(second) is rows
+    monkeypatch.setattr(packs_module, "OWN_FILE", 10)  # else they are only mapped
+    assert packs.open(written()) is not rows

@@ -119,6 +119,8 @@ class Packs:
         self._maps: dict[str, pa.Buffer] = {}
         self._pieces: dict[Ref, Piece] = {}
         self._pending: dict[Ref, Piece] = {}
+        self._newest: dict[Ref, Piece] = {}
+        """The sections of the last attempt, if they are small: the next one rewrites most."""
         self.held = 0
         """Bytes of sections that are only in memory."""
         self.may_hold = may_hold
@@ -152,7 +154,7 @@ class Packs:
         """A section, opened."""
         if isinstance(ref, Held):
             return ref.piece
-        found = self._pieces.get(ref) or self._pending.get(ref)
+        found = self._pieces.get(ref) or self._pending.get(ref) or self._newest.get(ref)
         if found is None:
             found = _keep(self._pieces, ref, lambda: Piece(self._batch(ref)), self._cached)
         return found
@@ -295,6 +297,8 @@ class Attempt:
         if self._files:
             with os_errors("syncing the folder of packs", self.packs.folder):
                 self.packs.system.fsync_dir(self.packs.folder)
+        pieces = {ref: self.packs._pending[ref] for ref in self._refs}
+        self.packs._newest = pieces if self.bytes <= OWN_FILE else {}
         self.forget()
 
     def forget(self) -> None:

@@ -14,6 +14,7 @@ that are equal in the word are compared by everything.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ SMALL = 2048
 """Fewer rows are sorted as fast by comparisons."""
 
 
+@lru_cache(maxsize=1024)
 def state_schema(payload: pa.Schema, *, ordered: bool = False) -> pa.Schema:
     """The columns of a collection: identity, weight, then those of `payload`."""
     names = IDENTITY if ordered else (IDENTITY[0], IDENTITY[2])

@@ -101,7 +101,8 @@ class Part(Protocol):
 
 
 def _numbers(column: pa.Array) -> Numbers:
-    found: Numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
+    filled = column.fill_null(0) if column.null_count else column
+    found: Numbers = filled.to_numpy(zero_copy_only=False)
     return found
 
 
@@ -350,6 +351,8 @@ def _grouped(keys: Columns, rows: int, seed: int) -> tuple[Words, Numbers, Colum
 
 def _aligned(old: pa.RecordBatch, known: Numbers, groups: int) -> Columns:
     """The old rows of the touched groups, nulls where there was none."""
+    if len(known) == groups:  # both are sorted
+        return kept_columns(old)
     places = np.full(groups, -1)
     places[known] = np.arange(old.num_rows)
     index = pa.array(places, mask=places < 0)
@@ -358,25 +361,30 @@ def _aligned(old: pa.RecordBatch, known: Numbers, groups: int) -> Columns:
 
 def _twice(old: Columns, new: Columns, there: Any, stays: Any) -> Columns:
     """Old rows that were there, then new rows that stay."""
-    return [
-        pa.concat_arrays([a.filter(pa.array(there)), b.filter(pa.array(stays))])
-        for a, b in zip(old, new, strict=True)
-    ]
+    pairs = zip(_chosen(old, there), _chosen(new, stays), strict=True)
+    return [pa.concat_arrays(pair) for pair in pairs]
+
+
+def _chosen(columns: Columns, mask: Any) -> Columns:
+    """These rows of columns; most often that is all."""
+    if mask.all():
+        return columns
+    wanted = pa.array(mask)
+    return [column.filter(wanted) for column in columns]
 
 
 def _results(
     node: Aggregate, keys: Columns, kept: Columns, chosen: Any
 ) -> tuple[Columns, list[tuple[str, Columns]]]:
     """The output rows of these groups, and the keys of those that have none, by the reason."""
-    mask = pa.array(chosen)
-    at, own = 1, [key.filter(mask) for key in keys]
-    found = list(own)
+    own, kept = _chosen(keys, chosen), _chosen(kept, chosen)
+    at, found = 1, list(own)
     fits: Mask | None = None
     too_large: list[tuple[str, Columns]] = []
     for call in node.calls:
         part = part_of(call)
         width = len(part.fields())
-        values, over = part.result([column.filter(mask) for column in kept[at : at + width]])
+        values, over = part.result(kept[at : at + width])
         found.append(values)
         at += width
         if over is not None and over.any():

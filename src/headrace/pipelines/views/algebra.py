@@ -112,6 +112,8 @@ class Stateless(Node):
 
     template: Template = field(compare=False)
     over: tuple[Node, ...]
+    selects: tuple[int | None, ...] = field(default=(), compare=False)
+    """The column of its input that each column is, or None; none where a row may become several."""
 
     @property
     def inputs(self) -> tuple[Node, ...]:
@@ -225,3 +227,13 @@ class Full(Node):
     def inputs(self) -> tuple[Node, ...]:
         """All inputs of the definition, in its order."""
         return self.over
+
+
+def is_unique(node: Node, key: frozenset[int]) -> bool:
+    """Whether no two rows can be equal in these columns, because of what the operators are."""
+    if isinstance(node, Stateless) and node.selects:
+        below = (node.selects[at] for at in key)
+        return is_unique(node.over[0], frozenset(at for at in below if at is not None))
+    if isinstance(node, Aggregate):
+        return key.issuperset(range(len(node.keys)))
+    return isinstance(node, Distinct) and key.issuperset(range(len(node.columns)))

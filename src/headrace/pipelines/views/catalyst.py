@@ -72,12 +72,26 @@ class Catalyst:
             self._objects[name] = found.getField("MODULE$").get(None)
         return self._objects[name]
 
-    def seq(self, values: list[Java]) -> Java:
-        """Make a Scala sequence."""
+    def compiled(self, name: str, text: str) -> Java:
+        """Give an object of a class in Java, by the compiler that Spark has for generated code."""
+        if name not in self._objects:
+            compiler = self.java_class("org.codehaus.janino.SimpleCompiler")()
+            compiler.setParentClassLoader(self.jvm.Thread.currentThread().getContextClassLoader())
+            compiler.cook(text)
+            found = compiler.getClassLoader().loadClass(name)
+            self._objects[name] = found.getDeclaredConstructor(None).newInstance(None)
+        return self._objects[name]
+
+    def java_list(self, values: list[Java]) -> Java:
+        """Make a Java list."""
         made = self.java_class("java.util.ArrayList")()
         for value in values:
             made.add(value)
-        return self.jvm.PythonUtils.toSeq(made)
+        return made
+
+    def seq(self, values: list[Java]) -> Java:
+        """Make a Scala sequence."""
+        return self.jvm.PythonUtils.toSeq(self.java_list(values))
 
     def array(self, values: list[Any]) -> Java:
         """Make a Java array of objects."""

@@ -10,6 +10,7 @@ collide; that keys with equal hashes are equal is checked all the same, on the r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -99,6 +100,7 @@ def change(columns: Sequence[pa.Array], weight: Any, schema: pa.Schema) -> pa.Re
     return pa.RecordBatch.from_arrays([*columns, weight], schema=with_weight(schema))
 
 
+@lru_cache(maxsize=1024)
 def with_weight(schema: pa.Schema) -> pa.Schema:
     """The schema of a change of rows of this schema."""
     return schema.append(pa.field(WEIGHT, pa.int64(), nullable=False))
@@ -260,9 +262,10 @@ def check_same(left: Sequence[pa.Array], right: Sequence[pa.Array]) -> None:
             if (hash64([one], _OTHER) != hash64([other], _OTHER)).any():
                 raise errors.StateCollision("two keys have the same hash", place="view state")
             continue
-        same = pc.equal(one, other).fill_null(False)
-        if pc.all(same).as_py() is not False:
+        same = pc.equal(one, other)
+        if not same.false_count and not same.null_count:
             continue
+        same = same.fill_null(False)
         both_null = pc.and_(one.is_null(nan_is_null=True), other.is_null(nan_is_null=True))
         if pc.all(pc.or_(same, both_null)).as_py() is False:
             raise errors.StateCollision("two keys have the same hash", place="view state")

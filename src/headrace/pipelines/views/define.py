@@ -12,7 +12,7 @@ import pyarrow as pa
 from headrace import errors
 from headrace.model.ddl import normal_type
 from headrace.pipelines.pipeline import Pipeline, View
-from headrace.pipelines.views.algebra import Node, Scan
+from headrace.pipelines.views.algebra import Node, Scan, is_unique
 from headrace.pipelines.views.groups import Unique
 from headrace.pipelines.views.reading import commits_topic, own_columns, topic_of
 
@@ -145,7 +145,7 @@ def _checked(view: View, node: Node) -> Defined:
     if view.on_error == "set_aside":
         node = _alone(node, f"{view.name} {node.fingerprint}")
     key = tuple(node.names.index(name) for name in view.key)
-    if key:
+    if key and not is_unique(node, frozenset(key)):
         node = Unique(
             over=node,
             keys=key,

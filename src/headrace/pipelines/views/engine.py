@@ -247,7 +247,8 @@ class Engine:
             run = self._executors.step
         tolerant = self._evaluate.tolerates(batch.view)
         try:
-            done = run(replace(node, tolerant=tolerant), kept, below, self.seed)
+            asked = replace(node, tolerant=True) if tolerant else node
+            done = run(asked, kept, below, self.seed)
         except errors.ExpressionFailed as error:  # a residual, a sum, a regrouped aggregate, a Full
             raise errors.ViewStopped(
                 f"view '{batch.view}' fails: {error.fact.strip()}",

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from headrace.pipelines.views import algebra
 from headrace.pipelines.views.catalyst import Attribute, Catalyst, Java, items, kind_of
-from headrace.pipelines.views.evaluate import GENERATORS, SparkTemplate
+from headrace.pipelines.views.evaluate import GENERATORS, SparkTemplate, simple
 from headrace.pipelines.views.evaluate_plan import (
     Expanded,
     Filtered,
@@ -150,7 +150,8 @@ class Lifter:
             for node in pending.nodes
         ]
         about = self.about(pending.output, ("stateless", prints, below), origin)
-        return algebra.Stateless(template=template, over=pending.nodes, **about)
+        selects = selected(pending.plan)
+        return algebra.Stateless(template=template, over=pending.nodes, selects=selects, **about)
 
     def template(
         self,
@@ -251,6 +252,20 @@ class Lifter:
 def over(below: Pending, plan: Plan, origin: str) -> Pending:
     """Give what is pending with one more operator on it."""
     return Pending(plan, below.nodes, below.leaves, (*below.origin, origin))
+
+
+def selected(plan: Plan) -> tuple[int | None, ...]:
+    """Give the column of the leaf that each column is, if any; none if a row may become several."""
+    if isinstance(plan, Leaf):
+        return tuple(range(len(plan.output)))
+    if isinstance(plan, Filtered):
+        return selected(plan.below)
+    below = selected(plan.below) if isinstance(plan, Projected) else ()
+    if not isinstance(plan, Projected) or not below:
+        return ()
+    positions = {attribute.id: at for at, attribute in enumerate(plan.below.output)}
+    found = (simple(expression, positions) for expression in plan.expressions)
+    return tuple(below[at] if isinstance(at, int) else None for at in found)
 
 
 def text(java: Java) -> str:

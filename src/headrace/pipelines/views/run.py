@@ -141,8 +141,9 @@ class Runner:
         if self.defined.spark is not None:
             self.executors = Executors(self.defined.spark, rows=executor_rows)
         folder = f"{log.path}/pipelines/{pipeline.name}"
-        memory = memory_bytes or pipeline.memory_bytes or HELD_BYTES
-        self.packs = Packs(folder, log.journal.system, may_hold=memory)
+        if memory_bytes is None:
+            memory_bytes = pipeline.memory_bytes or HELD_BYTES
+        self.packs = Packs(folder, log.journal.system, may_hold=memory_bytes)
         self.writer = log.writer(writer_name(pipeline.name))
         self.status = status_of(log, pipeline.name)
         if not self.status.seed:
