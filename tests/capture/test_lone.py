@@ -93,7 +93,7 @@ def test_the_short_way_gives_the_same_rows(
     tmp_path: Path, count: int, later: tuple[str, ...]
 ) -> None:
     table, relation = captured(tmp_path / "log", later)
-    kinds = [USUAL, UNUSUAL, ["1", *[None] * (len(TYPES) - 1)]]
+    kinds: list[Sequence[str | None]] = [USUAL, UNUSUAL, ["1", *[None] * (len(TYPES) - 1)]]
     for first in range(len(kinds)):
         rows = [message(kinds[(first + at) % len(kinds)]) for at in range(count)]
         run = Rows(relation, "i", rows, 5)
