@@ -305,7 +305,8 @@ def step(node: Aggregate, states: States, inputs: Sequence[pa.RecordBatch], seed
     output, failed = [], []
     for sign, kept, chosen in ((-1, before, there), (1, after, stays)):
         result, too_large = _results(node, keys, kept, chosen)
-        output.append(change(result, np.full(len(result[-1]), sign), node.columns))
+        rows = len(result[-1]) if result else int(chosen.sum())
+        output.append(change(result, np.full(rows, sign), node.columns))
         failed += [_failed(node, reason, groups, sign) for reason, groups in too_large]
     if too_large and not node.tolerant:
         names, rows, reason = failed[-1]
@@ -333,7 +334,8 @@ def snapshot(node: Aggregate, states: States, seed: int) -> Iterator[pa.RecordBa
         columns = kept_columns(chunk)
         keys, kept = columns[: len(node.keys)], columns[len(node.keys) :]
         result, _ = _results(node, keys, kept, np.ones(chunk.num_rows, bool))
-        yield change(result, np.ones(len(result[-1])), node.columns)
+        rows = len(result[-1]) if result else chunk.num_rows
+        yield change(result, np.ones(rows), node.columns)
 
 
 def _grouped(keys: Columns, rows: int, seed: int) -> tuple[Words, Numbers, Columns]:
