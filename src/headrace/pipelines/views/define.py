@@ -143,7 +143,7 @@ def _checked(view: View, node: Node) -> Defined:
             fix=errors.nearest(missing[0], node.names),
         )
     if view.on_error == "set_aside":
-        node = _alone(node, f"{view.name} {node.fingerprint}")
+        node = _alone(node, f"{view.name} {node.names} {node.fingerprint}")
     key = tuple(node.names.index(name) for name in view.key)
     if key and not is_unique(node, frozenset(key)):
         node = Unique(
