@@ -147,6 +147,24 @@ def test_an_action_inside_a_definition_is_refused(spark: Any, definition: Any) -
     assert isinstance(node, algebra.Full)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "create temporary view made as select 1",
+        "set spark.sql.shuffle.partitions = 3",
+        "with a as (select 1) insert into orders select * from a",
+    ],
+)
+@pytest.mark.parametrize("refresh", ["changes", "full"])
+def test_a_command_is_no_definition_and_is_not_carried_out(
+    spark: Any, text: str, refresh: Any
+) -> None:
+    with pytest.raises(errors.ActionInDefinition, match="a command"):
+        read_definition(spark, text, SCHEMAS, refresh=refresh)
+    assert not spark.catalog.tableExists("made")
+    assert spark.conf.get("spark.sql.shuffle.partitions") != "3"
+
+
 def misspelt(orders: DataFrame) -> DataFrame:
     chosen = orders.select("id")
     return chosen.where("idd > 3")

@@ -305,8 +305,8 @@ def step(node: Aggregate, states: States, inputs: Sequence[pa.RecordBatch], seed
     output, failed = [], []
     for sign, kept, chosen in ((-1, before, there), (1, after, stays)):
         result, too_large = _results(node, keys, kept, chosen)
-        rows = len(result[-1]) if result else int(chosen.sum())
-        output.append(change(result, np.full(rows, sign), node.columns))
+        count = len(result[-1]) if result else int(chosen.sum())
+        output.append(change(result, np.full(count, sign), node.columns))
         failed += [_failed(node, reason, groups, sign) for reason, groups in too_large]
     if too_large and not node.tolerant:
         names, rows, reason = failed[-1]

@@ -65,6 +65,10 @@ class Catalyst:
         """Give a class of logical plans."""
         return self.java_class(PLANS + name)
 
+    def plan_class(self, name: str) -> Java:
+        """A kind of logical plan, for ``isInstance``."""
+        return self.java_class("java.lang.Class").forName(PLANS + name)
+
     def scala_object(self, name: str) -> Java:
         """Give a Scala object: a rule, a companion."""
         if name not in self._objects:

@@ -34,7 +34,7 @@ from headrace.errors import (
     nearest,
 )
 from headrace.pipelines.views import algebra
-from headrace.pipelines.views.catalyst import Catalyst, Java
+from headrace.pipelines.views.catalyst import Catalyst, Java, items
 from headrace.pipelines.views.catalyst_rules import rewrite
 from headrace.pipelines.views.evaluate_rows import shaped, tried, whole
 from headrace.pipelines.views.lift import Lifter
@@ -220,6 +220,7 @@ def _line(definition: Definition, name: str, error: Exception) -> str:
 
 def _sql(session: SparkSession, text: str, frames: Mapping[str, DataFrame]) -> DataFrame:
     """Run SQL over these frames as tables, and leave the session's own tables as they were."""
+    _refuse_command(session, text)
     before = {key: session.table(key) for key in frames if session.catalog.tableExists(key)}
     for key, frame in frames.items():
         frame.createOrReplaceTempView(key)
@@ -230,6 +231,24 @@ def _sql(session: SparkSession, text: str, frames: Mapping[str, DataFrame]) -> D
             session.catalog.dropTempView(key)
         for key, frame in before.items():
             frame.createOrReplaceTempView(key)
+
+
+def _refuse_command(session: SparkSession, text: str) -> None:
+    """Refuse what does something: Spark would do it as soon as it is given the text."""
+    bridge = bridge_of(session)
+    kinds = [bridge.plan_class(name) for name in ("Command", "ParsedStatement")]
+
+    def visit(plan: Java) -> None:
+        if any(kind.isInstance(plan) for kind in kinds):
+            raise ActionInDefinition(
+                f"the definition is a command, {plan.nodeName()}, and not a query",
+                why="a view is what a query answers; a command changes something, once",
+                fix="give a query: select ...",
+            )
+        for below in items(plan.children()):
+            visit(below)
+
+    visit(session._jsparkSession.sessionState().sqlParser().parsePlan(text))
 
 
 @contextmanager
