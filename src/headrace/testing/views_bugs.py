@@ -102,8 +102,8 @@ BUGS = [
         (join, "step", "Block.of(d_left, d_right, left, right)",
          "Block.of(d_left, d_right, left, right).only(np.zeros(0, np.int64))"),)),
     Bug("matches are counted before the residual", "plain", (
-        (join, "step", "blocks = _residual(node, blocks)",
-         "whole, blocks = blocks, _residual(node, blocks)"),
+        (join, "step", "blocks = _residual(node, blocks, failed)",
+         "whole, blocks = blocks, _residual(node, blocks, failed)"),
         (join, "step", ROW_BLOCKS, ROW_BLOCKS.replace("in blocks", "in whole")))),
     Bug("a null key matches", "plain", (
         (join, "_taken", "for i in side.strict:", "for i in ():"),)),
