@@ -250,7 +250,7 @@ def test_status_says_how_far_a_snapshot_is(added: Headrace, folder: str) -> None
         orders.status, orders.rows, orders.of, orders.rate = "snapshotting", 1000, 5000, 200.0
         with log.transaction() as transaction:
             for name, value in state.unsaved("shop").items():
-                transaction.put(name, value)
+                transaction.put_own(name, value)
     (one,) = added("capture", "status", "shop", "--json").json
     table = one["tables"]["public.orders"]
     assert (table["rows_read"], table["rows_estimated"]) == (1000, 5000)
