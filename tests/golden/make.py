@@ -71,7 +71,7 @@ def make(folder: Path) -> None:
     log = opened(folder, machine)
     log.create_topic("types", TYPES, key=["bigint", "string"], event_time="timestamp", partitions=3)
     log.append("types", [full(number) for number in range(4)])
-    log.append("types", [{"bigint": -1}], sent_time=START - dt.timedelta(days=1))
+    log.append("types", [{"bigint": -1, "string": None}], sent_time=START - dt.timedelta(days=1))
     log.create_topic(
         "orders",
         "id int not null, city string, total float",
