@@ -368,6 +368,8 @@ class Fresh:
     def _target(self, server: Server, depth: int) -> tuple[str, Look]:
         server.create_database("target")
         target = self._stack.enter_context(server.connect("target"))
+        target.execute("set enable_seqscan = off")  # a reader's plan must not go by statistics
+        target.execute("set enable_bitmapscan = off")
         names = ", ".join(["'sales'", "'spent'", "'classes'"][: 1 + depth])
         keep = f'p.keep({names}, in_=hr.Table("{server.dsn("target")}", schema="kept"))\n'
         newest = 0

@@ -125,6 +125,8 @@ class Journal:
         self.control = ControlState()
         self.catalog = -1
         self.closed_files: list[FileRange] = []
+        self.sealed_lately: frozenset[str] = frozenset()
+        """The sealed files, not archived ones, that entries since the newest checkpoint added."""
         self._folded = 0
         self._control_guard = threading.Lock()
         self._newest: tuple[int, File, int] | None = None
@@ -581,14 +583,20 @@ class Journal:
                     break
                 address = record.previous_control
             control = self.control.copy()  # others may be reading the old one
+            lately = set(self.sealed_lately)
             for record in reversed(pending):
                 if record.kind == CHECKPOINT:
                     checkpoint = Checkpoint.from_json(record.control())
                     control = checkpoint.control
+                    lately.clear()
                     self.closed_files = checkpoint.files
                     self.files.forget_before(min((f.number for f in checkpoint.files), default=0))
-                else:
-                    control.apply(record.control())
+                    continue
+                said = record.control()
+                control.apply(said)
+                added = said["sealed"].get("add", ()) if "sealed" in said else ()
+                lately.update(one["name"] for one in added if not one.get("archive"))
+            self.sealed_lately = frozenset(lately)
             if self.live.words[shared.DAMAGED]:
                 self.closed_files = [
                     *self.closed_files,

@@ -56,7 +56,6 @@ from headrace.log.embedded import archive, gone
 from headrace.log.embedded.checkpoint import Checkpoint, FileRange
 from headrace.log.embedded.compaction import compacted, joined, worth_compacting, worth_joining
 from headrace.log.embedded.format import (
-    CHECKPOINT,
     ENTRY,
     Record,
     Section,
@@ -64,7 +63,6 @@ from headrace.log.embedded.format import (
     place_of,
 )
 from headrace.log.embedded.holds import held
-from headrace.log.embedded.journal import Journal
 from headrace.log.embedded.orphans import Orphans
 from headrace.log.embedded.packing import storage_schema
 from headrace.log.embedded.reader import rows_of
@@ -401,7 +399,7 @@ class Keeper:
             if number not in needed:
                 self._delete_journal_file(number, needed, done)
         local = {f.name for state in states for f in state.files.values() if not f.archive}
-        local.update(_named_lately(journal))
+        local.update(journal.sealed_lately)
         folder = f"{journal.folder}/{archive.FOLDER}"
         for name in system.listdir(folder):
             if name not in local:
@@ -525,20 +523,6 @@ def _ends_at(log: EmbeddedLog, topic: Topic) -> list[int]:
     ends = Checkpoint.from_json(record.control()).ends
     found = ends[topic.slot : topic.slot + topic.partitions]
     return found + [0] * (topic.partitions - len(found))
-
-
-def _named_lately(journal: Journal) -> Iterator[str]:
-    """The sealed files, not archived ones, that entries since the newest checkpoint have added."""
-    address = journal.live.tail().control
-    while True:
-        record = journal.files.record(address)
-        if record is None:
-            raise journal.files.damage(address)
-        if record.kind == CHECKPOINT:
-            return
-        added = record.control().get("sealed", {}).get("add", ())
-        yield from (one["name"] for one in added if not one.get("archive"))
-        address = record.previous_control
 
 
 def pieces_of(log: EmbeddedLog, number: int) -> Iterator[str]:
