@@ -781,3 +781,23 @@ def test_damage_of_a_sealed_file_is_found_with_its_place(log: EmbeddedLog) -> No
     with pytest.raises(errors.LogDamaged, match="missing"):
         contents(log, "a")
     assert not check(OsSystem(), log.path).ok
+
+
+def test_a_turn_does_not_read_again_what_was_said_since_the_last_checkpoint(tmp_path: Path) -> None:
+    """A capture says something with each entry, tens of thousands of times between two of them."""
+    with hr.connect(tmp_path / "log") as log:
+        keeper, files, read = log.keeper(), log.journal.files, [0]
+        record = files.record
+
+        def counted(address: int) -> Any:
+            read[0] += 1
+            return record(address)
+
+        for _ in range(300):
+            with log.transaction() as entry:
+                entry.put("place", "here")
+        keeper.turn()
+        files.record = counted  # type: ignore[method-assign]
+        keeper.turn()
+        keeper.release()
+        assert read[0] < 20
