@@ -130,7 +130,7 @@ def whole(
 def test_all_parts_come_and_the_target_is_right(whole: Whole) -> None:
     whole.insert("de", 2)
     whole.comes(DE=7)
-    for part in ("capture/source", "pipelines", "follower/shop/main", "page"):
+    for part in ("capture/source", "pipelines", "follower/shop/main", "keeper", "page"):
         whole.running.comes(part, "running")
 
 
@@ -166,7 +166,7 @@ def test_the_page_answers_at_the_address_that_it_says(whole: Whole) -> None:
 
 
 def test_killed_one_after_the_other_all_go_on(whole: Whole) -> None:
-    for part in ("page", "follower/shop/main", "capture/source"):
+    for part in ("page", "follower/shop/main", "keeper", "capture/source"):
         before = whole.running.comes(part, "running")
         os.kill(before["pid"], signal.SIGKILL)
         after = whole.running.comes(part, "running", restarts=before["restarts"] + 1)

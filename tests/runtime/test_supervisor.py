@@ -156,7 +156,7 @@ def test_a_second_supervisor_is_refused_with_the_number_of_the_first(shop: Shop)
 def test_a_killed_supervisor_leaves_nobody_and_the_next_goes_on(shop: Shop) -> None:
     shop.running.comes("capture/shop", "running")
     processes = family(shop.running.pid)
-    assert len(processes) == 2
+    assert len(processes) == 3  # with the keeper
     shop.running.kill()
     until(lambda: not alive(processes), f"the end of {commands(processes)}", 10)
     status = shop.status()

@@ -157,7 +157,7 @@ def run_capture(project: Project, name: str, voice: Voice) -> None:
         away.set()
         voice.say(note=f"waiting: {_line(error)}")
 
-    with headrace.connect(project.log) as log, log.keeper():
+    with headrace.connect(project.log) as log:
         if asked.saved_state(log, name) is None:
             _check_source(of.name, of.dsn, of.tables)
         capture = headrace.capture(
@@ -225,7 +225,7 @@ def run_pipelines(project: Project, _: str, voice: Voice) -> None:
     from headrace.pipelines.spark import session
 
     pa.set_memory_pool(pa.system_memory_pool())
-    with headrace.connect(project.log) as log, log.keeper():
+    with headrace.connect(project.log) as log:
         voice.say(note="Spark starts")
         # What is imported later, while this process waits for the JVM.
         late = "headrace.pipelines.views.run"
@@ -538,7 +538,6 @@ def run_follower(project: Project, name: str, voice: Voice) -> None:
     threading.Thread(target=tell, daemon=True).start()
     with (
         headrace.connect(project.log) as log,
-        log.keeper(),
         Follower(
             log, spec.to_kept(), report=report, being_read=partial(being_read, log)
         ) as follower,
@@ -547,9 +546,31 @@ def run_follower(project: Project, name: str, voice: Voice) -> None:
         follower.run()
 
 
+# --- the keeper -----------------------------------------------------------------------------------
+
+
+def run_keeper(project: Project, _: str, voice: Voice) -> None:
+    """Keep the log.
+
+    In a process of its own: sealing takes seconds of Python now and then, which a capture, a
+    pipeline or a follower would not have for its rows. With the others' priority: it takes the
+    log's locks, and must not be kept from giving them back. Without this part appends seal for
+    themselves, above the budget.
+    """
+    import headrace
+
+    with headrace.connect(project.log) as log, log.keeper() as keeper:
+        voice.say(ready=True)
+        while True:
+            with voice.idle():
+                time.sleep(PULSE_SECONDS)
+            voice.say(note="" if keeper.problem is None else _line(keeper.problem))
+
+
 PARTS: dict[str, Part] = {
     "capture": run_capture,
     "pipelines": run_pipelines,
     "follower": run_follower,
+    "keeper": run_keeper,
     "archive": run_archive,
 }

@@ -20,8 +20,9 @@ for `HUNG_SECONDS` (unless this process was away itself). Before a part is start
 left of it is killed (`processes`): two of one name never run at once because of us. (Were they to,
 the later would fence the earlier: being one at a time is a courtesy here, not a safeguard.)
 
-**Stopping** goes with the flow: captures, pipelines, followers, page; each group is asked, and
-killed when it takes longer than its share of `STOP_SECONDS`. Nothing depends on their ending well.
+**Stopping** goes with the flow: captures, pipelines, followers, keeper, page; each group is asked,
+and killed when it takes longer than its share of `STOP_SECONDS`. Nothing depends on their ending
+well.
 
 **The supervisor killed**: each part dies with it (`processes.die_with_parent`). The lock on
 `run/lock` is the kernel's and ends with the process; the next one kills what may be left, first.
@@ -65,7 +66,7 @@ BUDGET_SECONDS = 60.0
 CALM_SECONDS = 10.0
 HUNG_SECONDS = 15.0
 STOP_SECONDS = 4.0
-KINDS = ("capture", "pipelines", "follower", "page")
+KINDS = ("capture", "pipelines", "follower", "keeper", "page")
 """In the order in which they are stopped."""
 
 
@@ -253,6 +254,7 @@ class Supervisor:
         if project.pipelines:
             self._add("pipelines", "")
             self._reconcile()
+        self._add("keeper", "")
 
     def _add(self, kind: str, name: str, spec: FollowerOf | None = None) -> None:
         part = Part(self.project, kind, name, spec)

@@ -56,7 +56,9 @@ ORDERS = 3000
 """So many are there at the beginning."""
 PATIENCE = 600.0
 """Seconds that anything may take, on a machine with other things to do."""
-KILLS = ("capture", "jvm", "worker", "pipelines", "follower", "target", "source", "supervisor")
+KILLS = (
+    "capture", "jvm", "worker", "pipelines", "follower", "keeper", "target", "source", "supervisor",
+)  # fmt: skip
 
 
 @dataclass
