@@ -7,8 +7,9 @@
 Fresh: transactions of one row at 500/s, from the commit at the source until a reader of the target
 sees them beside the views they have changed; all parts under `headrace run`. Against 1.5 times the
 sum of the parts' own times, each measured alone at the same rate: a capture until a reader of the
-log sees it, views from entry to commit, a follower from entry to the reader of the target. All
-arrangements run, and are written to in turn, two seconds each: those that are not do nothing.
+log sees it, views from entry to commit, a follower of the same tables from a commit of the views
+(written by hand) to the reader of the target. All arrangements run, and are written to in turn, two
+seconds each: those that are not do nothing.
 
 Apply: a follower that is 1,000,000 updates of 100,000 keys behind, against a program by hand that
 has them in memory: COPY to a temporary table, one MERGE of the newest row of each key.
@@ -45,7 +46,8 @@ from headrace.derived.follower import Follower
 from headrace.interfaces import Kept
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.pipelines.spark import archive_in_background
-from headrace.runtime.project import find_project
+from headrace.pipelines.views.reading import commits_topic
+from headrace.runtime.project import FollowerOf, find_project
 from headrace.runtime.status import parts_of
 from headrace.runtime.verify import verify_kept
 from headrace.testing.postgres import Server
@@ -189,6 +191,8 @@ def measure_apply(bench: Bench, folder: Path, quick: bool, pairs: int) -> None:
 
 RATE, WARM, LEAD = 500, 2, 250
 """Rows a second; how often it is warmed up; rows before those that count, each time."""
+AT_ONCE = 5
+"""Rows in a commit of the views that is written by hand; a pipeline has as many at this rate."""
 SALES = "create table sales(id bigint primary key, customer int, amount bigint, at timestamptz)"
 INSERT = "insert into sales values (%s, %s, %s, clock_timestamp())"
 PIPELINE = """
@@ -247,6 +251,7 @@ def paced(write: Callable[[int], None], first: int, count: int) -> None:
 
 
 Write = Callable[[int], object]
+"""May give the numbers that it has written now, if these are others."""
 Look = Callable[[], Iterable[int]]
 """Gives the numbers that came since the last call."""
 
@@ -270,8 +275,9 @@ class Arm:
                 seen.update(dict.fromkeys(found, time.perf_counter()))
 
         def write(number: int) -> None:
-            self._write(number)
-            sent[number] = time.perf_counter()
+            written = self._write(number)
+            now = time.perf_counter()
+            sent.update(dict.fromkeys(written if isinstance(written, list) else [number], now))
 
         reader = threading.Thread(target=read)
         reader.start()
@@ -285,6 +291,54 @@ class Arm:
             over.set()
             reader.join()
         return [1e3 * (seen[number] - at) for number, at in list(sent.items())[LEAD:]]
+
+
+class ViewsByHand:
+    """What the views of `VIEWS` say of one more sale, as their pipeline would commit it."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._spent: dict[int, tuple[int, int]] = {}
+        self._classes: dict[int, int] = {}
+
+    def create(self, log: EmbeddedLog) -> None:
+        """Their topics."""
+        commits_topic(log, "p")
+        columns = "customer int, spent bigint, n bigint"
+        log.create_topic("p.spent", columns, key="customer", kind="changes")
+        log.create_topic("p.classes", "class bigint, n bigint", key="class", kind="changes")
+
+    def commit(self, log: EmbeddedLog, numbers: list[int], through: int) -> None:
+        """One entry, of different customers."""
+        rows: list[dict[str, int]] = []
+        for number in numbers:
+            customer = number % 100
+            before = self._spent.get(customer)
+            spent, n = before or (0, 0)
+            after = self._spent[customer] = (spent + number % 977, n + 1)
+            rows += [
+                {"customer": customer, "spent": one[0], "n": one[1], "_weight": weight}
+                for one, weight in ((before, -1), (after, 1)) if one
+            ]  # fmt: skip
+        with log.transaction() as entry:
+            entry.append("p.spent", rows)
+            if self._depth > 1:
+                entry.append("p.classes", self._moved(rows))
+            views = ["spent", "classes"][: self._depth]
+            entry.append("p._commits", [{"through": through, "views": views}])
+
+    def _moved(self, spent: list[dict[str, int]]) -> list[dict[str, int]]:
+        old = dict(self._classes)
+        for row in spent:
+            one = row["spent"] // 1000
+            self._classes[one] = self._classes.get(one, 0) + row["_weight"]
+        rows: list[dict[str, int]] = []
+        for one in sorted({row["spent"] // 1000 for row in spent}):
+            was, now = old.get(one, 0), self._classes[one]
+            if was != now:
+                rows += [{"class": one, "n": was, "_weight": -1}] * (was > 0)
+                rows += [{"class": one, "n": now, "_weight": 1}] * (now > 0)
+        return rows
 
 
 class Fresh:
@@ -322,13 +376,38 @@ class Fresh:
 
         return Arm(written, look)
 
-    def follower(self) -> Arm:
-        """A follower alone."""
+    def follower(self, depth: int) -> Arm:
+        """A follower alone, of the same tables: what the views would say is written by hand."""
         server = self._stack.enter_context(Server())
-        keep, look = self._target(server, 0)
-        write = self._log("follower")
-        self._running("follower", "", PIPELINE.format(topic="sales") + keep)
-        return Arm(write, look)
+        keep, look = self._target(server, depth)
+        folder = self._folder / f"follower{depth}"
+        write, views = self._log(folder.name), ViewsByHand(depth)
+        log = self._stack.enter_context(hr.connect(folder / "data"))
+        views.create(log)
+        (folder / "headrace.toml").write_text("[page]\nport = false\n")
+        named: dict[str, Any] = {}
+        exec(PIPELINE.format(topic="sales") + "".join(VIEWS[: depth + 1]) + keep, named)
+        kept = [FollowerOf.of(one) for one in named["p"].kept.values()]
+        project = find_project(folder)
+        project.run_folder.mkdir()
+        project.note_followers(kept)
+        command = [sys.executable, "-m", "headrace", "part", "follower", kept[0].name]
+        process = subprocess.Popen([*command, "--project", str(folder)], stderr=subprocess.DEVNULL)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.terminate)
+
+        waiting: list[int] = []
+
+        def written(number: int) -> list[int]:
+            waiting.append(number)
+            if len(waiting) < AT_ONCE:
+                return []
+            some = waiting[:]
+            waiting.clear()
+            views.commit(log, some, [write(one) for one in some][-1])
+            return some
+
+        return Arm(written, look)
 
     def whole(self, depth: int) -> Arm:
         """Everything."""
@@ -419,7 +498,7 @@ def measure_fresh(bench: Bench, folder: Path, quick: bool, pairs: int) -> None:
         fresh = Fresh(folder / "fresh", stack)
         made: dict[str, Callable[[], Arm]] = {
             "capture": fresh.capture,
-            "follower": fresh.follower,
+            **{f"follower{depth}": partial(fresh.follower, depth) for depth in (1, 2)},
             **{f"views{depth}": partial(fresh.views, depth) for depth in (1, 2)},
             **{f"whole{depth}": partial(fresh.whole, depth) for depth in (1, 2)},
         }
@@ -437,7 +516,7 @@ def measure_fresh(bench: Bench, folder: Path, quick: bool, pairs: int) -> None:
         progress("")
     middle = {name: [statistics.median(one) for one in values] for name, values in taken.items()}
     for depth, title in ((1, "one operator deep"), (2, "two operators deep")):
-        parts = ("capture", f"views{depth}", "follower")
+        parts = ("capture", f"views{depth}", f"follower{depth}")
         whole = f"whole{depth}"
         own = [1.5 * sum(values) for values in zip(*(middle[one] for one in parts), strict=True)]
         told = ", ".join(f"{one} {statistics.median(middle[one]):.0f}" for one in parts)
