@@ -4,7 +4,9 @@ The floor of an append is one writer doing group commit of the same Arrow bytes:
 one fdatasync for as many batches as we have writers. It takes no lock, keeps no order between
 processes, checks nothing and cannot be read back. Two floors are measured: `ring` writes over and
 over into one file that was filled with zeros before the clock started, so it never pays for space;
-`growing` pays for new space as it goes, as everything that keeps its data must.
+`growing` pays for new space as it goes, as everything that keeps its data must. Small appends are
+measured twice: each awaited before the next, and eight of each process on their way at a time (the
+floor then syncs as many at once).
 
     ./run bench log                     all of it, about ten minutes; needs 15 GB on the disk
     ./run bench log --only append       measures whose name has "append" in it
@@ -45,6 +47,8 @@ PAIRS_SHORT = 21
 """Many short pairs: a disturbance that lasts a second then hits few of them, and both arms."""
 ROLL_BYTES = 64 << 20
 MEGABYTE = bytes(1 << 20)
+ON_THEIR_WAY = 8
+"""Appends of a process that wait for one sync, where not each is awaited."""
 INLINE_ROWS = 23_000
 """Rows in an entry just below the limit of 4 MB."""
 
@@ -103,15 +107,22 @@ def do_close(state: State) -> None:
     state.log = None
 
 
-def do_append(state: State, topic: str, start: float, seconds: float, most: int) -> Finish:
+def do_append(
+    state: State, topic: str, group: int, start: float, seconds: float, most: int
+) -> Finish:
+    """Durable appends: each awaited, or so many on their way before the disk is awaited."""
     log, batch = state.log, state.batch
     assert log is not None
     syncs = log.journal.syncs
     count = 0
+    durability = "fsync" if group == 1 else "os"
     _wait_until(start)
     while count < most and time.monotonic() < start + seconds:
-        log.append(topic, batch)
-        count += 1
+        for _ in range(group):
+            log.append(topic, batch, durability=durability)
+        if group > 1:
+            log.sync()
+        count += group
     return count, time.monotonic(), log.journal.syncs - syncs
 
 
@@ -330,16 +341,20 @@ def measure_append(plan: Plan) -> None:
             noun = "process" if processes == 1 else "processes"
             name = f"append {rows:,} rows, {processes} {noun}"
             floors = ["ring"] + (["growing"] if rows >= 1_000 else [])
-            if not any(plan.wanted(f"{name}, {floor}") for floor in floors):
+            ends = [*floors, f"{ON_THEIR_WAY} on their way each"]
+            if not any(plan.wanted(f"{name}, {end}") for end in ends):
                 continue
             _fill(ring, 16 << 20 if plan.quick else 512 << 20)
             for floor in floors:
                 if plan.wanted(f"{name}, {floor}"):
                     _append(plan, f"{name}, {floor}", rows, processes, floor)
+            if rows < 1_000 and plan.wanted(f"{name}, {ON_THEIR_WAY} on their way each"):
+                on_way = f"{name}, {ON_THEIR_WAY} on their way each"
+                _append(plan, on_way, rows, processes, "ring", ON_THEIR_WAY)
     Path(ring).unlink(missing_ok=True)
 
 
-def _append(plan: Plan, name: str, rows: int, processes: int, floor: str) -> None:
+def _append(plan: Plan, name: str, rows: int, processes: int, floor: str, group: int = 1) -> None:
     crew, path = plan.crew, plan.path("append")
     with hr.connect(path) as log:
         log.create_topic(TOPIC, bids(1).schema, key="auction")
@@ -353,7 +368,7 @@ def _append(plan: Plan, name: str, rows: int, processes: int, floor: str) -> Non
     def ours() -> float:
         start = time.monotonic() + 0.02
         found: list[Finish] = crew.all(
-            processes, do_append, TOPIC, start, plan.seconds, max(1, most // processes)
+            processes, do_append, TOPIC, group, start, plan.seconds, max(1, most // processes)
         )
         written = rows * sum(count for count, _, _ in found)
         per_million.append(sum(syncs for _, _, syncs in found) / written * 1e6)
@@ -364,7 +379,7 @@ def _append(plan: Plan, name: str, rows: int, processes: int, floor: str) -> Non
         growing = floor == "growing"
         file = plan.path("grown" if growing else "ring")
         count, finished, _ = crew.ask(
-            0, do_floor, file, growing, processes, start, plan.seconds, most
+            0, do_floor, file, growing, processes * group, start, plan.seconds, most
         )
         return float(count * rows / (finished - start))
 
