@@ -447,7 +447,7 @@ def measure_partitions(plan: Plan) -> None:
     def arm(topic: str) -> Callable[[], float]:
         def run() -> float:
             start = time.monotonic()
-            count, finished, _ = crew.ask(0, do_append, topic, start, plan.seconds, 3_000)
+            count, finished, _ = crew.ask(0, do_append, topic, 1, start, plan.seconds, 3_000)
             return float(count * 1_000 / (finished - start))
 
         return run
