@@ -23,19 +23,27 @@ from headrace.testing.postgres import Server
 
 BEGIN, END = "<!-- bugs of followers: begin -->", "<!-- bugs of followers: end -->"
 NOTE = "lambda found: self._note(found, keyed, cut)"
+LONG_WAY = (PostgresTarget, "_quick", "if self._left is None or", "if True or")
+"""So that a bug of the long way is met each time."""
 
 BUGS = [
     Bug("the cut is written after the transaction", "follower", (
         (PostgresTarget, "apply", "        if cut is not None:\n            self._now_at",
          "        self._run('commit'); self._run('begin')\n"
-         "        if cut is not None:\n            self._now_at"),)),
+         "        if cut is not None:\n            self._now_at"), LONG_WAY)),
     Bug("the cut is written before the transaction", "follower", (
         (PostgresTarget, "apply", "            refused = self._merged(changes)",
          "            self._now_at(cut, list(tables.values()))\n"
          "            self._run('commit'); self._run('begin')\n"
-         "            refused = self._merged(changes)"),)),
+         "            refused = self._merged(changes)"), LONG_WAY)),
+    Bug("the cut is written before the transaction, on the quick way", "follower", (
+        (PostgresTarget, "_quick", "            for one in changes:\n",
+         "            self._run('commit'); self._run('begin')\n"
+         "            for one in changes:\n"),)),
+    Bug("a mark that somebody has moved is moved on", "follower", (
+        (PostgresTarget, "_quick", "moved.rowcount != 1", "False"),)),
     Bug("the epoch is not looked at", "follower", (
-        (PostgresTarget, "_locked", "if mark.epoch != epoch:", "if False:"),)),
+        (PostgresTarget, "_locked", "if mark.epoch != epoch:", "if False:"), LONG_WAY)),
     Bug("tables go ahead of the views", "follower", (
         (cuts.Between, "_rows", "(self._inputs, cut.through)", "(self._inputs, cut.position)"),)),
     Bug("a view that is being built is shown", "follower", (

@@ -46,6 +46,7 @@ from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.stream import Stream
 from headrace.testing import shop
 from headrace.testing.capture_bugs import SOURCES, Bug
+from headrace.testing.follower_bugs import LONG_WAY
 from headrace.testing.hunt import Catch, _short
 from headrace.testing.postgres import Server, fresh_database
 
@@ -64,17 +65,20 @@ BUGS = [
     Bug("the cut is committed before its rows", "stepped", (
         (PostgresTarget, "apply", "refused = self._merged(changes)",
          f"self._now_at(cut, list(tables.values())); {COMMITTED}; refused = self._merged(changes)"),
-    )),
+        LONG_WAY)),
+    Bug("the cut is committed before its rows, on the quick way", "stepped", (
+        (PostgresTarget, "_quick", "            for one in changes:\n",
+         f"            {COMMITTED}\n            for one in changes:\n"),)),
     Bug("each table of a cut is committed by itself", "stepped", (
         (PostgresTarget, "_merged", "self._merge(one.table, one.table.name, chunk)\n",
          f"self._merge(one.table, one.table.name, chunk); {COMMITTED};"
-         " self._run('savepoint fast')\n"),)),
+         " self._run('savepoint fast')\n"), LONG_WAY)),
     Bug("the cut stays where it was", "stepped", (
         (PostgresTarget, "apply", "self._now_at(cut, list(tables.values()))",
-         "self._now_at(mark.cut or cut, list(tables.values()))"),)),
+         "self._now_at(mark.cut or cut, list(tables.values()))"), LONG_WAY)),
     Bug("an older follower goes on", "stepped", (
         (PostgresTarget, "_locked", "if mark.epoch != epoch:", "if False:"),
-        (PostgresTarget, "apply", "cut < mark.cut", "False"),)),
+        (PostgresTarget, "apply", "cut < mark.cut", "False"), LONG_WAY)),
     Bug("a deleted row stays in the target", "stepped", (
         (PostgresTarget, "_merge_keyed", "when matched and d._weight < 0{written} then delete ",
          ""),)),
