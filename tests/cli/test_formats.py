@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -130,6 +131,16 @@ def test_text_of_all_kinds_comes_back(values: list[str | None]) -> None:
     (found,), bad = taken(topic, csv_of(batch))
     assert not bad
     assert list(found.to_pylist()[0].values()) == values
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()], ids=str)
+def test_floats_that_are_no_numbers_come_back_from_csv(kind: pa.DataType) -> None:
+    batch = pa.record_batch({"c0": pa.array([math.inf, -math.inf, math.nan, -0.0], kind)})
+    batches, bad = taken(topic_of(kind), csv_of(batch))
+    assert not bad
+    assert repr(pa.Table.from_batches(batches)["c0"].to_pylist()) == "[inf, -inf, nan, -0.0]"
+    _, bad = taken(topic_of(kind), b"c0\n1e999\nInf\n")
+    assert len(bad) == 2
 
 
 def test_fields_are_split_where_they_end() -> None:

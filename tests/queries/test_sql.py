@@ -169,6 +169,27 @@ def test_a_time_is_the_position_before_it(shop: EmbeddedLog) -> None:
         hr.sql(shop, count, at=99, timeout=0.01)
 
 
+def test_a_time_of_which_rows_are_gone_is_refused(tmp_path: Path) -> None:
+    """Not answered as of a later position, at which they would count as not there."""
+    with hr.connect(tmp_path / "log") as log:
+        log.create_topic("short", "n bigint")
+        log.create_topic("long", "n bigint")
+        log.set_topic("short", retention_bytes=1)
+        times = []
+        for topic in ("long", "short", "short", "long"):
+            log.append(topic, [{"n": 1}])
+            time.sleep(0.002)
+            times.append(dt.datetime.now(dt.UTC))
+        log.keeper().turn(close=True)
+        short, long = "select count(*) from short", "select count(*) from long"
+        for at in times[:2]:
+            with pytest.raises(errors.BadPosition, match="whole from"):
+                hr.sql(log, short, at=at)
+        assert [rows(log, long, at=at)[0][0] for at in times] == [1, 1, 1, 2]
+        assert rows(log, short, at=times[3]) == [(0,)]
+        assert rows(log, short, at="2999-01-01") == [(0,)]
+
+
 Change = tuple[int | None, float, list[tuple[str, int]], int]
 
 

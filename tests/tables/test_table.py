@@ -247,6 +247,27 @@ def test_a_new_column_appears_and_a_new_generation_begins_anew(
         log.table("t").get([1], at=first)
 
 
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_new_generation_is_empty_from_the_first_moment_and_nothing_is_said_of_before(
+    log: EmbeddedLog, *, sealed: bool
+) -> None:
+    log.create_topic("other", "n bigint")
+    log.append("t", rows(3))
+    between = log.append("other", [{"n": 1}]).position
+    log.alter_topic("t", retype={"v": "bigint"})
+    if sealed:
+        log.keeper().turn(close=True)
+    with EmbeddedLog(log.path) as fresh:
+        assert fresh.table("t").scan().read_all().num_rows == 0
+        with pytest.raises(errors.BadPosition, match="older schema generation"):
+            fresh.table("t").scan(at=between)
+    log.append("t", [{"k": 5, "v": 5}])
+    with EmbeddedLog(log.path) as fresh:
+        assert fresh.table("t").get([1, 5]).column("v").to_pylist() == [5]
+        with pytest.raises(errors.BadPosition, match="older schema generation"):
+            fresh.table("t").scan(at=between)
+
+
 def pack_files(log: EmbeddedLog) -> list[Path]:
     folder = Path(log.path) / "tables" / str(log.topic("t").id)
     return sorted(folder.glob("*.pack"))

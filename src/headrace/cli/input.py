@@ -637,10 +637,11 @@ def _spelled(pattern: str, mean: Convert, what: str) -> Convert:
 
 
 _DIGITS = r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?"
+_finite = _spelled(_DIGITS, float, "a number")
 _MEANINGS: tuple[tuple[Callable[[pa.DataType], bool], Convert], ...] = (
     (_types.is_boolean, _spelled("true|false", "true".__eq__, "true or false")),
     (_types.is_integer, _spelled(r"[+-]?\d{1,40}", int, "a whole number")),
-    (_types.is_floating, _spelled(f"{_DIGITS}|NaN|-?Infinity", float, "a number")),
+    (_types.is_floating, lambda text: text if text in _SPECIAL else _finite(text)),
 )
 
 _NUMBER = re.compile(_DIGITS, re.ASCII)

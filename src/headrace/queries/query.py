@@ -32,6 +32,7 @@ from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.model.casts import cast
 from headrace.model.ddl import DURATION, TIMESTAMP
+from headrace.model.records import microseconds_of
 from headrace.model.schema import RESERVED
 from headrace.model.topic import Topic
 from headrace.model.values import Refusal
@@ -287,7 +288,11 @@ class Query:
 
 
 def position_at(log: EmbeddedLog, at: At | None, timeout: float | None) -> int:
-    """The position for `at`: a position, or a time: that of the last entry received before."""
+    """The position for `at`: a position, or a time: that of the last entry received before.
+
+    If nothing is left that was received between what a topic no longer has and that time, it is
+    one at which the topic is not whole: what is gone may have been there, or not.
+    """
     if at is None:
         return log.position
     if isinstance(at, str):
@@ -311,7 +316,16 @@ def position_at(log: EmbeddedLog, at: At | None, timeout: float | None) -> int:
     newest, names = log.position, [topic.name for topic in log.topics()]
     reading = log.read(names, moment, columns=[]) if names else iter(())
     first = next(iter(reading), None)
-    return newest if first is None else min(newest, first.positions[0].as_py() - 1)
+    if first is None and microseconds_of(moment) > log.journal.live.tail().received:
+        return newest
+    found = newest if first is None else min(newest, first.positions[0].as_py() - 1)
+    since = {name: log.since_of(name) for name in names}
+    for gone in sorted(set(since.values()), reverse=True):  # were these rows received before?
+        if 0 < gone <= found:
+            whole = [name for name in names if since[name] <= gone]
+            if next(iter(log.read(whole, after=gone, through=found, columns=[])), None) is None:
+                found = gone - 1  # nothing says so
+    return found
 
 
 def inner_type(kind: pa.DataType) -> pa.DataType:

@@ -90,7 +90,7 @@ class Table:
         return pa.RecordBatchReader.from_batches(schema, self._scan(state, position, schema))
 
     def _position(self, at: int | None, timeout: float | None) -> int:
-        newest = self._log.position
+        newest = self.index.newest()
         if at is None:
             return newest
         since = self._log.since_of(self.name)

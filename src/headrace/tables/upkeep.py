@@ -39,13 +39,14 @@ from headrace.tables.collection import Collection
 from headrace.tables.keyed import GONE, not_taken_back, table_schema, versions
 from headrace.tables.packs import Attempt, Packs
 
-FORMAT = 1
+FORMAT = 2
 COMMIT_ROWS = 4096
 """So many new rows are worth writing; fewer are read again by each process."""
 BUILD_ROWS = 262_144
 """So many rows are taken in at once while an index is built, or so many bytes."""
 BUILD_BYTES = 32 << 20
 LOCK_POLL_SECONDS = 0.005
+NEVER = 1 << 62
 
 
 class State(NamedTuple):
@@ -56,8 +57,8 @@ class State(NamedTuple):
     """The manifest that it is built on; empty: none."""
     number: int
     through: int
-    floor: int
-    """Positions up to here belong to an older generation of the schema."""
+    begins: int
+    """Before this position its rows are of an older generation of the schema; 0: none are."""
     collection: Collection
     attempt: Attempt | None = None
     """Rows that are not in the manifest yet."""
@@ -79,6 +80,15 @@ class Index:
         self._system = system
         self._lock = threading.Lock()
         self._state: State | None = None
+        self._seen = 1, 0
+        """The newest generation of the schema, and a position by which it had begun."""
+
+    def newest(self) -> int:
+        """The newest position."""
+        generation = self._log.topic(self.name).schema.generation
+        if generation != self._seen[0]:  # it may not be on the disk yet
+            self._seen = generation, self._log.wait(self._log.journal.live.tail().position)
+        return self._log.position
 
     def at(self, position: int) -> State:
         """The index, through `position` at least."""
@@ -95,13 +105,15 @@ class Index:
             while state.through < position:
                 state = self._extended(state)
             self._state = state
-        if state.floor and position <= state.floor:
+        self.newest()
+        begins = min(state.begins, self._seen[1])
+        if position < begins:
             raise errors.BadPosition(
                 f"table '{self.name}' cannot be read at {position}",
                 place=f"topic '{self.name}'",
-                why=f"up to position {state.floor} it has rows of an older schema generation, "
+                why=f"before position {begins} it has rows of an older schema generation, "
                 "which cannot be read as rows of the newest",
-                fix=f"read it above {state.floor}, or read the older rows with read()",
+                fix=f"read it at {begins} or later, or read the older rows with read()",
             )
         return state
 
@@ -118,7 +130,7 @@ class Index:
             else:
                 names = frozenset((*collection.pack_names(), data["collection"][0]))
                 return State(
-                    topic, text, data["number"], data["through"], data["floor"], collection,
+                    topic, text, data["number"], data["through"], data["begins"], collection,
                     names=names,
                 )  # fmt: skip
         number = data["number"] if data else self.packs.newest()
@@ -139,8 +151,10 @@ class Index:
             if batch.schema_version > topic.schema.version:
                 return self._loaded(self._log.topic(self.name), self.manifest())
             if topic.schemas[batch.schema_version - 1].generation != topic.schema.generation:
-                state = state._replace(floor=batch.position)
+                state = state._replace(begins=NEVER)
                 continue
+            if state.begins == NEVER:
+                state = state._replace(begins=batch.positions[0].as_py())
             part = versions(
                 batch.data, topic.key, batch.positions.to_numpy(), counted,
                 changes=topic.kind == "changes", seed=self.seed, schema=state.collection.schema,
@@ -181,7 +195,7 @@ class Index:
                 "for": self._purpose(state.topic),
                 "number": number,
                 "through": state.through,
-                "floor": state.floor,
+                "begins": state.begins,
                 "collection": collection,
             }
             text = _text(data)

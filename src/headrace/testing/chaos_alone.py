@@ -25,6 +25,7 @@ from headrace.testing import chaos_worker
 from headrace.testing.chaos import SETTINGS, final_of, prepare
 from headrace.testing.chaos_history import History, judge, take_lines
 from headrace.testing.chaos_worker import TOPICS, Worker, look_up, produce, rove
+from headrace.testing.explore import told
 
 STEPS = 90
 
@@ -53,7 +54,7 @@ def alone(seed: int, steps: int = STEPS) -> list[str]:
         try:
             _live(workers, Random(f"alone/{seed}"), steps)
         except Exception as error:  # noqa: BLE001 - no error is expected here
-            return [f"{type(error).__name__}: {error}"]
+            return [told(error)]
         history = History()
         for number, one in enumerate(lines):
             take_lines(history, f"worker {number}", one.lines)

@@ -26,7 +26,7 @@ from headrace.model.policy import Policy
 from headrace.model.records import Batch, Receipt
 from headrace.settings import LogSettings
 from headrace.testing.disk import SimulatedMachine, SimulatedProcess
-from headrace.testing.explore import Opening
+from headrace.testing.explore import Opening, told
 from headrace.testing.oplog import Image
 from headrace.testing.promises import (
     REFUSED,
@@ -286,7 +286,7 @@ def probe(machine: SimulatedMachine) -> Opening:
         with time_limit(10):
             _probe(run, opening)
     except Exception as error:  # noqa: BLE001 - whatever it is, the log did not open well
-        opening.error = f"{type(error).__name__}: {error}"
+        opening.error = told(error)
     finally:
         run.end()
     return opening
