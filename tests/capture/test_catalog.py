@@ -233,6 +233,17 @@ def test_a_table_with_its_columns(database: Database) -> None:
         ("alter table t replica identity nothing", "n", ()),
         ("alter table t replica identity using index other", "i", ("b",)),
         ("alter table t drop constraint t_pkey", "d", ()),
+        (
+            "alter table t drop constraint t_pkey, add primary key (a) include (b)",
+            "d",
+            ("a",),
+        ),
+        (
+            "drop index other; create unique index other on t (b) include (a);"
+            "alter table t replica identity using index other",
+            "i",
+            ("b",),
+        ),
     ],
 )
 def test_what_names_a_row_in_the_stream(
@@ -277,7 +288,7 @@ def test_a_role_with_few_rights_sees_what_it_may_read(database: Database) -> Non
                 assert found == {"readable": True, "hidden": False}
                 connection.execute("grant select (b) on hidden to few")
                 found = {one.name: one.selectable for one in catalog.tables(few, ["public.*"])}
-                assert found == {"readable": True, "hidden": True}
+                assert found == {"readable": True, "hidden": False}, "it cannot be locked"
                 assert catalog.identity(few) == catalog.identity(connection)
         finally:
             connection.execute("drop owned by few")

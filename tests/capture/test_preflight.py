@@ -199,7 +199,7 @@ def test_tables_and_publications_are_put_right(
 def test_a_unique_index_is_better_than_full_rows(connection: psycopg.Connection[Any]) -> None:
     connection.execute("create publication hr_flight for all tables")
     connection.execute("create table plain (a int not null, b int not null, c int)")
-    connection.execute("create unique index wide on plain (a, b)")
+    connection.execute("create unique index wide on plain (a, b) include (c)")
     connection.execute("create unique index nullable on plain (c)")
     connection.execute("create unique index part on plain (a) where b > 0")
     found = bad(connection)["table public.plain"]

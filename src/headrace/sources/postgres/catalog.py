@@ -485,6 +485,7 @@ def types(connection: Connection) -> dict[int, PgType]:
 
 # Nothing here waits for a table that somebody has locked, as pg_table_size, pg_partition_tree and
 # pg_get_expr would: the capture asks while it streams.
+# What an index has behind INCLUDE (from indnkeyatts on) is no part of the key.
 # The poorest identity of the leaves: what a partition logs is its own, whatever the root says.
 _TABLES = """
 with recursive tree(root, oid) as (
@@ -495,16 +496,14 @@ select n.nspname as schema, c.relname as name, c.oid::bigint, c.relkind = 'p' as
   leaves.rows, leaves.bytes, leaves.unlogged,
   case when leaves.poorest < 4 then substr('ndif', leaves.poorest, 1)
     else c.relreplident::text end as replica_identity,
-  coalesce((select i.indkey::int2[] from pg_index i where i.indrelid = c.oid and i.indisprimary),
-    '{}') as key,
+  coalesce((select (i.indkey::int2[])[:i.indnkeyatts - 1] from pg_index i
+    where i.indrelid = c.oid and i.indisprimary), '{}') as key,
   not exists (select 1 from pg_index i where i.indrelid = c.oid and i.indisprimary
     and not i.indimmediate) as immediate,
   case when c.relkind = 'r' then pg_relation_filenode(c.oid)::text else leaves.files end as storage,
-  coalesce((select i.indkey::int2[] from pg_index i where i.indrelid = c.oid and i.indisreplident),
-    '{}') as index,
-  has_table_privilege(c.oid, 'select') or has_any_column_privilege(c.oid, 'select') and not exists (
-    select 1 from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-      and not has_column_privilege(c.oid, a.attnum, 'select')) as selectable
+  coalesce((select (i.indkey::int2[])[:i.indnkeyatts - 1] from pg_index i
+    where i.indrelid = c.oid and i.indisreplident), '{}') as index,
+  has_table_privilege(c.oid, 'select') as selectable
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 cross join lateral (
   select coalesce(sum(nullif(l.reltuples, -1)), -1) as rows,

@@ -405,7 +405,8 @@ def _best_index(connection: Connection, table: TableInfo) -> str | None:
         where i.indrelid = %s and i.indisunique and i.indimmediate and i.indisvalid
           and i.indpred is null and i.indexprs is null
           and not exists (select from pg_attribute a where a.attrelid = i.indrelid
-            and a.attnum = any(i.indkey) and (not a.attnotnull or a.attgenerated <> ''))
+            and a.attnum = any((i.indkey::int2[])[:i.indnkeyatts - 1])
+            and (not a.attnotnull or a.attgenerated <> ''))
         order by i.indnatts, x.relname limit 1
         """
     name: str | None = _value(connection, query, table.oid)
