@@ -201,6 +201,18 @@ _SHAPE = """
     (select string_agg(concat_ws(' ', attnum, atttypid, atttypmod), ',' order by attnum)
     from pg_attribute where attrelid = %s::regclass and attname = any(%s))
 """
+_OPERATORS = """
+    (select set_config('search_path', concat_ws(', ', nullif(current_setting('search_path'), ''),
+      string_agg(distinct quote_ident(nspname), ', ')
+      filter (where opcintype::regtype::text::regtype is not null)), true)
+    from pg_index, unnest(indclass) one join pg_opclass c on c.oid = one
+    join pg_amop on amopfamily = opcfamily join pg_operator o on o.oid = amopopr
+    join pg_namespace n on n.oid = oprnamespace and nspname <> all(current_schemas(true))
+    where indrelid = %s::regclass)
+"""
+"""Keys are compared as they are sorted: by the operators of their index, also where the type is of
+an extension whose schema is not in the search path, where citext would be compared as text.
+Who may not use that schema is refused: a type is not found there by its name (the filter)."""
 
 
 def begin(cursor: psycopg.Cursor[Any], wanted: Wanted) -> tuple[Visible, int] | None:
@@ -214,10 +226,11 @@ def begin(cursor: psycopg.Cursor[Any], wanted: Wanted) -> tuple[Visible, int] | 
         sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(sql.Identifier(*wanted.table))
     )
     cursor.execute(
-        f"SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn() - '0/0', {_SHAPE}",
-        (quoted(wanted.table), list(wanted.columns)),
+        "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn() - '0/0',"
+        f" {_SHAPE}, {_OPERATORS}",
+        (quoted(wanted.table), list(wanted.columns), quoted(wanted.table)),
     )
-    text, lsn, shape = cursor.fetchone() or ("", 0, None)
+    text, lsn, shape, _ = cursor.fetchone() or ("", 0, None, "")
     visible = Visible.parse(text)
     same = shape == (wanted.shape or shape)
     return (visible, int(lsn)) if same and wanted.accepts(visible) else None
