@@ -273,6 +273,16 @@ def test_a_partitioned_table_is_one_as_poor_as_its_poorest_partition(database: D
         connection.execute("alter table t11 replica identity nothing")
         (table,) = catalog.tables(connection, ["*.*"])
         assert (table.replica_identity, table.identity) == ("n", ())
+        connection.execute("alter table t11 replica identity default")
+        connection.execute("create table t2 (b int not null unique, a int not null)")
+        connection.execute("alter table t add b int not null default 0")
+        connection.execute("alter table t2 replica identity using index t2_b_key")
+        connection.execute("alter table t attach partition t2 for values from (10) to (20)")
+        (table,) = catalog.tables(connection, ["*.*"])
+        assert (table.replica_identity, table.identity) == ("n", ()), "t2 says b, not a"
+        connection.execute("alter table t2 replica identity using index t2_pkey")
+        (table,) = catalog.tables(connection, ["*.*"])
+        assert (table.replica_identity, table.identity) == ("d", ("a",))
 
 
 def test_a_role_with_few_rights_sees_what_it_may_read(database: Database) -> None:

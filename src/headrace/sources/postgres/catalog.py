@@ -486,7 +486,8 @@ def types(connection: Connection) -> dict[int, PgType]:
 # Nothing here waits for a table that somebody has locked, as pg_table_size, pg_partition_tree and
 # pg_get_expr would: the capture asks while it streams.
 # What an index has behind INCLUDE (from indnkeyatts on) is no part of the key.
-# The poorest identity of the leaves: what a partition logs is its own, whatever the root says.
+# The poorest identity of the leaves: what a partition logs is its own, whatever the root says; one
+# that logs other columns than those by which the stream calls the root's rows has none.
 _TABLES = """
 with recursive tree(root, oid) as (
   select oid, oid from pg_class where relkind = 'p' and not relispartition
@@ -510,7 +511,16 @@ cross join lateral (
     coalesce(sum(current_setting('block_size')::bigint * (l.relpages + coalesce(
       (select t.relpages from pg_class t where t.oid = l.reltoastrelid), 0))), 0) as bytes,
     coalesce(bool_or(l.relpersistence <> 'p'), false) as unlogged,
-    min(position(l.relreplident::text in 'ndif')) as poorest,
+    min(case when c.relkind = 'p' and l.relreplident = 'i' and (
+        select array_agg(attname order by attname) from pg_index join pg_attribute
+          on attrelid = indrelid and attnum = any((indkey::int2[])[:indnkeyatts - 1])
+        where indrelid = l.oid and indisreplident
+      ) is distinct from (
+        select array_agg(attname order by attname) from pg_index join pg_attribute
+          on attrelid = indrelid and attnum = any((indkey::int2[])[:indnkeyatts - 1])
+        where indrelid = c.oid
+          and case c.relreplident when 'i' then indisreplident else indisprimary end
+      ) then 1 else position(l.relreplident::text in 'ndif') end) as poorest,
     coalesce(string_agg(l.oid || ':' || pg_relation_filenode(l.oid), ' ' order by l.oid), ' ')
       as files
   from pg_class l
