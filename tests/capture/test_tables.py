@@ -23,6 +23,8 @@ from headrace.log.embedded.log import EmbeddedLog
 from headrace.sources.postgres import keyless, seen, snapshot, snapshots
 from headrace.sources.postgres import settings as asked
 from headrace.sources.postgres.capture import Capture
+from headrace.sources.postgres.prepare import reached
+from headrace.sources.postgres.session import connected, in_session
 from headrace.sources.postgres.snapshots import Progress
 from headrace.sources.postgres.state import topic_name
 from headrace.sources.postgres.status import statuses as statuses_of
@@ -609,6 +611,26 @@ def test_what_a_database_has_set_does_not_matter(
     assert rows(log, "public.t") == [(1, *want), (2, *want)]
     with psycopg.connect(shop.dsn) as other:
         assert other.execute("show work_mem").fetchone() == ("7MB",), "what the address says"
+
+
+def test_no_limit_that_a_database_has_set_ends_what_a_capture_does(database: Database) -> None:
+    """Neither of its readers and its stream, nor of the commands that make and look at it."""
+    limits = ["statement_timeout", "lock_timeout", "default_transaction_read_only"]
+    with database.connect() as connection:
+        if connection.info.server_version >= 170000:
+            limits.append("transaction_timeout")
+        for one in limits:
+            value = "on" if one.startswith("default") else "'5s'"
+            connection.execute(f"alter database {database.name} set {one} = {value}")
+    none = {one: "off" if one.startswith("default") else "0" for one in limits}
+    for way in (
+        lambda: connected(in_session(database.dsn())),
+        lambda: connected(in_session(database.dsn()), replication="database"),
+        lambda: reached(database.dsn()),
+    ):
+        with way() as connection:
+            found = {one: connection.execute(f"show {one}").fetchone() for one in limits}
+            assert found == {one: (value,) for one, value in none.items()}
 
 
 def test_a_column_that_is_named_as_a_topics_own(

@@ -39,7 +39,6 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace import errors
 from headrace.model.records import Piece
@@ -51,6 +50,7 @@ from headrace.sources.postgres.group import Group, Run, told_of
 from headrace.sources.postgres.large import PART_BYTES, Large
 from headrace.sources.postgres.protocol import Column, Message, Relation, Rows, Truncate
 from headrace.sources.postgres.redefine import redefine, refuse_reserved
+from headrace.sources.postgres.session import connected, in_session
 from headrace.sources.postgres.snapshot import CHUNK_ROWS
 from headrace.sources.postgres.snapshots import READERS, Report, Snapshots
 from headrace.sources.postgres.spill import Spill
@@ -92,14 +92,6 @@ PATIENCE_SECONDS = 30.0
 """How long a run that has an end waits for a database that is away."""
 RECENT = 100_000
 """Transactions whose numbers are remembered, for snapshots that begin later."""
-SESSION = (
-    "-c DateStyle=ISO,MDY -c IntervalStyle=iso_8601 -c bytea_output=hex -c extra_float_digits=1"
-    " -c TimeZone=UTC -c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
-    " -c idle_session_timeout=0 -c lock_timeout=0 -c default_transaction_read_only=off"
-    " -c row_security=off -c synchronous_commit=local"
-)
-"""The settings under which values are printed; what a role or a database has set does not matter.
-Where row security hides rows, a query is refused. Our own commits wait for no standby."""
 TRANSACTIONS = "xid bigint, lsn bigint, commit_time timestamp, rows bigint"
 MESSAGES = "prefix string, content binary, lsn bigint, xid bigint"
 Parts = tuple[
@@ -109,12 +101,6 @@ Parts = tuple[
     int,
 ]
 """What becomes an entry: see `Capture._parts`."""
-
-
-def in_session(dsn: str, **more: str) -> str:
-    """An address under whose settings values are printed; its own options are kept."""
-    own = conninfo_to_dict(dsn).get("options") or ""
-    return make_conninfo(dsn, options=f"{own} {SESSION}", **more)
 
 
 class Capture:
@@ -199,7 +185,7 @@ class Capture:
         self._sound = False
         while True:
             try:
-                with psycopg.connect(self.dsn, autocommit=True) as control:
+                with connected(self.dsn) as control:
                     self._prepare(control)
                     pause = 0.1
                     try:
@@ -384,7 +370,7 @@ class Capture:
 
         def look() -> None:
             while not ended.wait(SAY_SECONDS) and self._lost is not None:
-                with contextlib.suppress(psycopg.Error), psycopg.connect(self.dsn) as other:
+                with contextlib.suppress(psycopg.Error), connected(self.dsn) as other:
                     who = waits.for_session(other, process)
                     if who:
                         self._lost(psycopg.OperationalError(f"the slot waits for {who}"))
@@ -773,7 +759,7 @@ class Capture:
         try:
             return captured.changes(runs, lookup)
         except errors.BeforeImageMissing:
-            with psycopg.connect(self.dsn, autocommit=True) as control:
+            with connected(self.dsn) as control:
                 info = catalog.table(control, (captured.info.schema, captured.info.name))
             state = captured.state
             if info is None:
