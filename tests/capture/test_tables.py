@@ -28,6 +28,7 @@ from headrace.sources.postgres.session import connected, in_session
 from headrace.sources.postgres.snapshots import Progress
 from headrace.sources.postgres.state import topic_name
 from headrace.sources.postgres.status import statuses as statuses_of
+from headrace.testing.postgres import Server
 from tests.capture.conftest import Database
 from tests.capture.kit import capture
 from tests.capture.test_capture import running, wait
@@ -449,6 +450,23 @@ def test_a_new_capture_says_which_transactions_must_end(
             wait(lambda: bool(shop.state and shop.state.lsn))
     shop.run("caught up")
     assert rows(log, "public.t") == [(1,)]
+
+
+def test_a_new_capture_says_which_prepared_transactions_must_end(log: EmbeddedLog) -> None:
+    """They are of no process, and nobody may think of them."""
+    with Server(max_prepared_transactions="2") as server, server.connect() as connection:
+        run = connection.execute
+        run("create table t(id int primary key)")
+        run("begin; insert into t values (1); prepare transaction 'forgotten'")
+        lost: list[Exception] = []
+        shop = capture(log, server.dsn(), lost=lost.append)
+        with running(shop, connection):
+            who = "the slot waits for prepared transaction forgotten since"
+            wait(lambda: any(who in str(one) for one in lost))
+            run("commit prepared 'forgotten'")
+            wait(lambda: bool(shop.state and shop.state.lsn))
+        shop.run("caught up")
+        assert rows(log, "public.t") == [(1,)]
 
 
 @pytest.mark.parametrize("new", [True, False], ids=["a new table", "known"])
