@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,46 @@ def test_a_table_that_is_renamed_and_back(
     shop.run("caught up")
     assert rows(log, "public.t") == [(1, 10), (3, 3), (4, 4)]
     assert reason(shop, "public.t") == ""
+
+
+SWAP = "alter table t rename a to x; alter table t rename b to a; alter table t rename x to b"
+FOR_A_WHILE = {
+    "renamed": ("alter table t rename b to c", "alter table t rename c to b"),
+    "swapped": (SWAP, SWAP),
+    "of another type": (
+        "set timezone = 'UTC'; alter table t alter at type timestamptz",
+        "alter table t alter at type timestamp",
+    ),
+}
+
+
+@pytest.mark.parametrize(("there", "back"), FOR_A_WHILE.values(), ids=FOR_A_WHILE)
+@pytest.mark.parametrize("key", [True, False], ids=["keyed", "without a key"])
+def test_a_column_that_was_another_one_for_a_while(
+    database: Database,
+    log: EmbeddedLog,
+    connection: psycopg.Connection[Any],
+    there: str,
+    back: str,
+    key: bool,
+) -> None:
+    """What the stream says meanwhile is under names that the topic does not have, or for others."""
+    run = connection.execute
+    run("create table t(id int, a text, b text, at timestamp)")
+    run("alter table t add primary key (id)" if key else "alter table t replica identity full")
+    run("insert into t values (1, 'a', 'b', '2020-01-01')")
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    run(there)
+    run("insert into t values (2, 'A', 'B', '2020-01-02'); delete from t where id = 1")
+    run(back)
+    shop.run("caught up")
+    net: Counter[tuple[Any, ...]] = Counter()
+    for batch in log.read("shop.public.t"):
+        for row in batch.to_pylist():
+            net[tuple(row[one] for one in ("id", "a", "b", "at"))] += row["_weight"]
+    assert +net == Counter(run("select * from t").fetchall())
+    assert statuses(shop) == {"public.t": "live"}
 
 
 def test_a_table_that_is_stopped_stays_so(

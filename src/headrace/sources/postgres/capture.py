@@ -632,6 +632,9 @@ class Capture:
         own = captured.own
         if set(own.names) != set(types) or any(own.field(n).type != t for n, t in types.items()):
             return False
+        numbers = captured.state.columns
+        if [*types] != sorted(types, key=lambda name: numbers.get(name, 0)):
+            return False  # some have changed their names with each other
         return not captured.says_otherwise(relation, types)
 
     def _look(self, control: psycopg.Connection, stream: Stream, *, at_once: bool) -> None:
@@ -734,9 +737,11 @@ class Capture:
                 if _labels(info, state.labels) != state.labels:
                     captured.read_again()
                 state.storage, state.labels = info.storage, _labels(info)
-                if self._is_so(captured, info):
+                if self._is_so(captured, info):  # the topic is ahead of the stream:
+                    if captured.reads_by_other_names(relation):
+                        captured.read_again(thorough=False)
                     self._save(lsn)
-                    return  # the topic is ahead of the stream: what comes is read as far as it goes
+                    return  # what comes is read as far as it goes
             redefine(captured, relation, self._numeric_as_text, lambda: self._save(lsn))
         except errors.HeadraceError as error:
             captured.state.stop(error)

@@ -162,6 +162,13 @@ class Captured:
             != told(self.types[column.type_oid], column.type_modifier, kind).get("comment")
         ]
 
+    def reads_by_other_names(self, relation: Relation) -> bool:
+        """Whether a column that the topic has, or another one, was perhaps renamed meanwhile."""
+        read = self.format(relation).names
+        now = [one.name for one in self.info.streamed if one.name in read]
+        said = [one.name for one in relation.columns]
+        return read != now or len(read) < min(len(said), len(self.own))
+
     def _format(self, columns: Sequence[tuple[str, PgType | None, int]]) -> Format:
         """Columns that have another type than the topic's are older than it, and left out.
 
