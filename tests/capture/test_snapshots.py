@@ -165,6 +165,22 @@ def test_a_chunk_reads_no_other_rows_also_without_statistics(connect: Connect) -
     assert read.fetchone() == (100,)
 
 
+def test_rows_that_are_wider_than_the_server_thinks_are_chunks_of_few(
+    database: Database, connect: Connect, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or all rows of a table that packs well would be in memory at once."""
+    run = connect().execute
+    run("create table t(id int primary key, v text)")
+    run("insert into t select g, repeat('x', 1000000) from generate_series(1, 40) g")
+    monkeypatch.setattr(snapshots, "CHUNK_BYTES", 1 << 20)
+    Capture(log, "shop", database.dsn()).run("caught up")
+    chunks = [row["rows"] for one in log.read("shop._snapshots") for row in one.to_pylist()]
+    assert sum(chunks) == 40
+    assert max(chunks) < 20
+    said = [row["id"] for one in log.read("shop.public.t") for row in one.to_pylist()]
+    assert said == [*range(1, 41)]
+
+
 @pytest.mark.parametrize("path", ["public", "''", '"$user", "No Such"'])
 def test_keys_of_a_type_whose_schema_is_not_in_the_search_path(
     database: Database, connect: Connect, log: EmbeddedLog, path: str
