@@ -228,6 +228,13 @@ def test_an_encoding_that_checks_nothing_is_told(postgres: Server) -> None:
     [
         ("create unlogged table u (id int primary key)", "table public.u", "is unlogged"),
         (
+            "create foreign data wrapper w; create server s foreign data wrapper w;"
+            "create table u (id int) partition by list (id); alter table u replica identity full;"
+            "create foreign table u1 partition of u for values in (1) server s",
+            "table public.u",
+            "has a partition that is unlogged or foreign",
+        ),
+        (
             "alter publication hr_flight set table orders where (id > 3)",
             "publication hr_flight",
             'has a row filter or a list of columns on "public"."orders"',

@@ -525,8 +525,11 @@ class Capture:
     def _make_topic(self, info: catalog.TableInfo, state: TableState) -> None:
         assert self.state is not None
         if info.unlogged:
+            what = (
+                "has a partition that is unlogged or foreign" if info.partitioned else "is unlogged"
+            )
             raise errors.NoReplicaIdentity(
-                f"table {info.schema}.{info.name} is unlogged, so its changes are in no stream",
+                f"table {info.schema}.{info.name} {what}, so its changes are in no stream",
                 place=state.topic,
             )
         if any(one.topic == state.topic for one in self.state.tables.values()):

@@ -123,6 +123,7 @@ class TableInfo:
     oid: int
     partitioned: bool
     unlogged: bool
+    """Or it has a partition that is, or that is a foreign table."""
     columns: tuple[ColumnInfo, ...]
     key: tuple[str, ...]
     """The columns of the primary key, in its order."""
@@ -510,7 +511,7 @@ cross join lateral (
   select coalesce(sum(nullif(l.reltuples, -1)), -1) as rows,
     coalesce(sum(current_setting('block_size')::bigint * (l.relpages + coalesce(
       (select t.relpages from pg_class t where t.oid = l.reltoastrelid), 0))), 0) as bytes,
-    coalesce(bool_or(l.relpersistence <> 'p'), false) as unlogged,
+    coalesce(bool_or(l.relpersistence <> 'p' or l.relkind = 'f'), false) as unlogged,
     min(case when c.relkind = 'p' and l.relreplident = 'i' and (
         select array_agg(attname order by attname) from pg_index join pg_attribute
           on attrelid = indrelid and attnum = any((indkey::int2[])[:indnkeyatts - 1])
@@ -524,7 +525,7 @@ cross join lateral (
     coalesce(string_agg(l.oid || ':' || pg_relation_filenode(l.oid), ' ' order by l.oid), ' ')
       as files
   from pg_class l
-  where l.relkind = 'r'
+  where l.relkind in ('r', 'f')
     and (l.oid = c.oid or c.relkind = 'p' and l.oid in (select oid from tree where root = c.oid))
 ) as leaves
 where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence <> 't'
