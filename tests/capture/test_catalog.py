@@ -233,6 +233,17 @@ def test_a_table_with_its_columns(database: Database) -> None:
         ("alter table t replica identity nothing", "n", ()),
         ("alter table t replica identity using index other", "i", ("b",)),
         ("alter table t drop constraint t_pkey", "d", ()),
+        (
+            "alter table t drop constraint t_pkey, add primary key (a) include (b)",
+            "d",
+            ("a",),
+        ),
+        (
+            "drop index other; create unique index other on t (b) include (a);"
+            "alter table t replica identity using index other",
+            "i",
+            ("b",),
+        ),
     ],
 )
 def test_what_names_a_row_in_the_stream(
@@ -262,6 +273,16 @@ def test_a_partitioned_table_is_one_as_poor_as_its_poorest_partition(database: D
         connection.execute("alter table t11 replica identity nothing")
         (table,) = catalog.tables(connection, ["*.*"])
         assert (table.replica_identity, table.identity) == ("n", ())
+        connection.execute("alter table t11 replica identity default")
+        connection.execute("create table t2 (b int not null unique, a int not null)")
+        connection.execute("alter table t add b int not null default 0")
+        connection.execute("alter table t2 replica identity using index t2_b_key")
+        connection.execute("alter table t attach partition t2 for values from (10) to (20)")
+        (table,) = catalog.tables(connection, ["*.*"])
+        assert (table.replica_identity, table.identity) == ("n", ()), "t2 says b, not a"
+        connection.execute("alter table t2 replica identity using index t2_pkey")
+        (table,) = catalog.tables(connection, ["*.*"])
+        assert (table.replica_identity, table.identity) == ("d", ("a",))
 
 
 def test_a_role_with_few_rights_sees_what_it_may_read(database: Database) -> None:
@@ -277,7 +298,7 @@ def test_a_role_with_few_rights_sees_what_it_may_read(database: Database) -> Non
                 assert found == {"readable": True, "hidden": False}
                 connection.execute("grant select (b) on hidden to few")
                 found = {one.name: one.selectable for one in catalog.tables(few, ["public.*"])}
-                assert found == {"readable": True, "hidden": True}
+                assert found == {"readable": True, "hidden": False}, "it cannot be locked"
                 assert catalog.identity(few) == catalog.identity(connection)
         finally:
             connection.execute("drop owned by few")

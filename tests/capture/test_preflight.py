@@ -199,7 +199,7 @@ def test_tables_and_publications_are_put_right(
 def test_a_unique_index_is_better_than_full_rows(connection: psycopg.Connection[Any]) -> None:
     connection.execute("create publication hr_flight for all tables")
     connection.execute("create table plain (a int not null, b int not null, c int)")
-    connection.execute("create unique index wide on plain (a, b)")
+    connection.execute("create unique index wide on plain (a, b) include (c)")
     connection.execute("create unique index nullable on plain (c)")
     connection.execute("create unique index part on plain (a) where b > 0")
     found = bad(connection)["table public.plain"]
@@ -227,6 +227,13 @@ def test_an_encoding_that_checks_nothing_is_told(postgres: Server) -> None:
     ("statements", "where", "what"),
     [
         ("create unlogged table u (id int primary key)", "table public.u", "is unlogged"),
+        (
+            "create foreign data wrapper w; create server s foreign data wrapper w;"
+            "create table u (id int) partition by list (id); alter table u replica identity full;"
+            "create foreign table u1 partition of u for values in (1) server s",
+            "table public.u",
+            "has a partition that is unlogged or foreign",
+        ),
         (
             "alter publication hr_flight set table orders where (id > 3)",
             "publication hr_flight",

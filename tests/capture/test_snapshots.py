@@ -165,6 +165,58 @@ def test_a_chunk_reads_no_other_rows_also_without_statistics(connect: Connect) -
     assert read.fetchone() == (100,)
 
 
+def test_rows_that_are_wider_than_the_server_thinks_are_chunks_of_few(
+    database: Database, connect: Connect, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or all rows of a table that packs well would be in memory at once."""
+    run = connect().execute
+    run("create table t(id int primary key, v text)")
+    run("insert into t select g, repeat('x', 1000000) from generate_series(1, 40) g")
+    monkeypatch.setattr(snapshots, "CHUNK_BYTES", 1 << 20)
+    Capture(log, "shop", database.dsn()).run("caught up")
+    chunks = [row["rows"] for one in log.read("shop._snapshots") for row in one.to_pylist()]
+    assert sum(chunks) == 40
+    assert max(chunks) < 20
+    said = [row["id"] for one in log.read("shop.public.t") for row in one.to_pylist()]
+    assert said == [*range(1, 41)]
+
+
+@pytest.mark.parametrize("path", ["public", "''", '"$user", "No Such"'])
+def test_keys_of_a_type_whose_schema_is_not_in_the_search_path(
+    database: Database, connect: Connect, log: EmbeddedLog, path: str
+) -> None:
+    """Compared as text, but sorted as citext, chunks would leave out rows."""
+    run = connect().execute
+    run('create schema "Of types"; create extension citext schema "Of types"')
+    run('create domain "Of types".code as "Of types".citext')
+    names = "select name, 0 from unnest(array['a', 'B', 'c', 'D', 'e', 'F', 'g']) name"
+    for table, kind in (("t", "citext"), ("u", "code")):
+        run(f'create table {table}(id "Of types".{kind}, n int, primary key (id, n))')
+        run(f"insert into {table} {names}")
+    run(f"alter database {database.name} set search_path = {path}")
+    Capture(log, "shop", database.dsn(), chunk_rows=2).run("caught up")
+    for table in ("t", "u"):
+        said = [row["id"] for one in log.read(f"shop.public.{table}") for row in one.to_pylist()]
+        assert sorted(said) == ["B", "D", "F", "a", "c", "e", "g"]
+
+
+def test_keys_of_a_type_whose_schema_may_not_be_used(
+    database: Database, connect: Connect, log: EmbeddedLog
+) -> None:
+    run = connect().execute
+    run("create role few login replication; create schema hidden")
+    try:
+        run("create extension citext schema hidden; create table t(id hidden.citext primary key)")
+        run("grant select on t to few; create publication headrace_shop for table t")
+        shop = Capture(log, "shop", database.dsn(user="few"))
+        shop.run("caught up")
+        assert shop.state is not None
+        state = shop.state.tables["public.t"]
+        assert (state.status, state.reason) == ("stopped", "permission denied for schema hidden")
+    finally:
+        run("drop owned by few; drop role few")
+
+
 def test_what_is_written_before_the_table_is_published_is_not_missed(
     database: Database, connect: Connect, log: EmbeddedLog
 ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,12 @@ from headrace.log.embedded.log import EmbeddedLog
 from headrace.sources.postgres import keyless, seen, snapshot, snapshots
 from headrace.sources.postgres import settings as asked
 from headrace.sources.postgres.capture import Capture
+from headrace.sources.postgres.prepare import reached
+from headrace.sources.postgres.session import connected, in_session
 from headrace.sources.postgres.snapshots import Progress
 from headrace.sources.postgres.state import topic_name
 from headrace.sources.postgres.status import statuses as statuses_of
+from headrace.testing.postgres import Server
 from tests.capture.conftest import Database
 from tests.capture.kit import capture
 from tests.capture.test_capture import running, wait
@@ -245,6 +249,46 @@ def test_a_table_that_is_renamed_and_back(
     assert reason(shop, "public.t") == ""
 
 
+SWAP = "alter table t rename a to x; alter table t rename b to a; alter table t rename x to b"
+FOR_A_WHILE = {
+    "renamed": ("alter table t rename b to c", "alter table t rename c to b"),
+    "swapped": (SWAP, SWAP),
+    "of another type": (
+        "set timezone = 'UTC'; alter table t alter at type timestamptz",
+        "alter table t alter at type timestamp",
+    ),
+}
+
+
+@pytest.mark.parametrize(("there", "back"), FOR_A_WHILE.values(), ids=FOR_A_WHILE)
+@pytest.mark.parametrize("key", [True, False], ids=["keyed", "without a key"])
+def test_a_column_that_was_another_one_for_a_while(
+    database: Database,
+    log: EmbeddedLog,
+    connection: psycopg.Connection[Any],
+    there: str,
+    back: str,
+    key: bool,
+) -> None:
+    """What the stream says meanwhile is under names that the topic does not have, or for others."""
+    run = connection.execute
+    run("create table t(id int, a text, b text, at timestamp)")
+    run("alter table t add primary key (id)" if key else "alter table t replica identity full")
+    run("insert into t values (1, 'a', 'b', '2020-01-01')")
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    run(there)
+    run("insert into t values (2, 'A', 'B', '2020-01-02'); delete from t where id = 1")
+    run(back)
+    shop.run("caught up")
+    net: Counter[tuple[Any, ...]] = Counter()
+    for batch in log.read("shop.public.t"):
+        for row in batch.to_pylist():
+            net[tuple(row[one] for one in ("id", "a", "b", "at"))] += row["_weight"]
+    assert +net == Counter(run("select * from t").fetchall())
+    assert statuses(shop) == {"public.t": "live"}
+
+
 def test_a_table_that_is_stopped_stays_so(
     database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
 ) -> None:
@@ -449,6 +493,23 @@ def test_a_new_capture_says_which_transactions_must_end(
     assert rows(log, "public.t") == [(1,)]
 
 
+def test_a_new_capture_says_which_prepared_transactions_must_end(log: EmbeddedLog) -> None:
+    """They are of no process, and nobody may think of them."""
+    with Server(max_prepared_transactions="2") as server, server.connect() as connection:
+        run = connection.execute
+        run("create table t(id int primary key)")
+        run("begin; insert into t values (1); prepare transaction 'forgotten'")
+        lost: list[Exception] = []
+        shop = capture(log, server.dsn(), lost=lost.append)
+        with running(shop, connection):
+            who = "the slot waits for prepared transaction forgotten since"
+            wait(lambda: any(who in str(one) for one in lost))
+            run("commit prepared 'forgotten'")
+            wait(lambda: bool(shop.state and shop.state.lsn))
+        shop.run("caught up")
+        assert rows(log, "public.t") == [(1,)]
+
+
 @pytest.mark.parametrize("new", [True, False], ids=["a new table", "known"])
 def test_a_capture_starts_while_a_table_is_locked(
     database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any], new: bool
@@ -609,6 +670,26 @@ def test_what_a_database_has_set_does_not_matter(
     assert rows(log, "public.t") == [(1, *want), (2, *want)]
     with psycopg.connect(shop.dsn) as other:
         assert other.execute("show work_mem").fetchone() == ("7MB",), "what the address says"
+
+
+def test_no_limit_that_a_database_has_set_ends_what_a_capture_does(database: Database) -> None:
+    """Neither of its readers and its stream, nor of the commands that make and look at it."""
+    limits = ["statement_timeout", "lock_timeout", "default_transaction_read_only"]
+    with database.connect() as connection:
+        if connection.info.server_version >= 170000:
+            limits.append("transaction_timeout")
+        for one in limits:
+            value = "on" if one.startswith("default") else "'5s'"
+            connection.execute(f"alter database {database.name} set {one} = {value}")
+    none = {one: "off" if one.startswith("default") else "0" for one in limits}
+    for way in (
+        lambda: connected(in_session(database.dsn())),
+        lambda: connected(in_session(database.dsn()), replication="database"),
+        lambda: reached(database.dsn()),
+    ):
+        with way() as connection:
+            found = {one: connection.execute(f"show {one}").fetchone() for one in limits}
+            assert found == {one: (value,) for one, value in none.items()}
 
 
 def test_a_column_that_is_named_as_a_topics_own(

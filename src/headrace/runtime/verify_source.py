@@ -46,7 +46,6 @@ from headrace.derived.verify import (
 from headrace.model.hashing import hash64
 from headrace.runtime.tokens import position_of
 from headrace.sources.postgres import catalog, settings
-from headrace.sources.postgres.capture import in_session
 from headrace.sources.postgres.captured import PENDING_ROWS, Captured, key_texts
 from headrace.sources.postgres.catalog import lsn_text
 from headrace.sources.postgres.keyless import Whole
@@ -122,7 +121,7 @@ class SourceComparison:
 
     def __iter__(self) -> Iterator[Found]:
         """The differences, chunk by chunk."""
-        with reached(in_session(self._dsn)) as connection:
+        with reached(self._dsn) as connection:
             info = catalog.table(connection, table_of(self._table))
             if info is None:
                 raise errors.CannotVerify(f"table {self._table} is gone", place=self._capture)
@@ -172,7 +171,7 @@ class SourceComparison:
     def _pieces(self, wanted: Wanted) -> Iterator[Chunk]:
         """A table without a key, as one snapshot sees it."""
         while True:
-            with reached(in_session(self._dsn)) as own:
+            with reached(self._dsn) as own:
                 whole = Whole(own, 0, wanted)
                 if whole.begin():
                     while True:

@@ -39,7 +39,6 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace import errors
 from headrace.model.records import Piece
@@ -51,6 +50,7 @@ from headrace.sources.postgres.group import Group, Run, told_of
 from headrace.sources.postgres.large import PART_BYTES, Large
 from headrace.sources.postgres.protocol import Column, Message, Relation, Rows, Truncate
 from headrace.sources.postgres.redefine import redefine, refuse_reserved
+from headrace.sources.postgres.session import connected, in_session
 from headrace.sources.postgres.snapshot import CHUNK_ROWS
 from headrace.sources.postgres.snapshots import READERS, Report, Snapshots
 from headrace.sources.postgres.spill import Spill
@@ -92,14 +92,6 @@ PATIENCE_SECONDS = 30.0
 """How long a run that has an end waits for a database that is away."""
 RECENT = 100_000
 """Transactions whose numbers are remembered, for snapshots that begin later."""
-SESSION = (
-    "-c DateStyle=ISO,MDY -c IntervalStyle=iso_8601 -c bytea_output=hex -c extra_float_digits=1"
-    " -c TimeZone=UTC -c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
-    " -c idle_session_timeout=0 -c lock_timeout=0 -c default_transaction_read_only=off"
-    " -c row_security=off -c synchronous_commit=local"
-)
-"""The settings under which values are printed; what a role or a database has set does not matter.
-Where row security hides rows, a query is refused. Our own commits wait for no standby."""
 TRANSACTIONS = "xid bigint, lsn bigint, commit_time timestamp, rows bigint"
 MESSAGES = "prefix string, content binary, lsn bigint, xid bigint"
 Parts = tuple[
@@ -109,12 +101,6 @@ Parts = tuple[
     int,
 ]
 """What becomes an entry: see `Capture._parts`."""
-
-
-def in_session(dsn: str, **more: str) -> str:
-    """An address under whose settings values are printed; its own options are kept."""
-    own = conninfo_to_dict(dsn).get("options") or ""
-    return make_conninfo(dsn, options=f"{own} {SESSION}", **more)
 
 
 class Capture:
@@ -199,7 +185,7 @@ class Capture:
         self._sound = False
         while True:
             try:
-                with psycopg.connect(self.dsn, autocommit=True) as control:
+                with connected(self.dsn) as control:
                     self._prepare(control)
                     pause = 0.1
                     try:
@@ -384,7 +370,7 @@ class Capture:
 
         def look() -> None:
             while not ended.wait(SAY_SECONDS) and self._lost is not None:
-                with contextlib.suppress(psycopg.Error), psycopg.connect(self.dsn) as other:
+                with contextlib.suppress(psycopg.Error), connected(self.dsn) as other:
                     who = waits.for_session(other, process)
                     if who:
                         self._lost(psycopg.OperationalError(f"the slot waits for {who}"))
@@ -539,8 +525,11 @@ class Capture:
     def _make_topic(self, info: catalog.TableInfo, state: TableState) -> None:
         assert self.state is not None
         if info.unlogged:
+            what = (
+                "has a partition that is unlogged or foreign" if info.partitioned else "is unlogged"
+            )
             raise errors.NoReplicaIdentity(
-                f"table {info.schema}.{info.name} is unlogged, so its changes are in no stream",
+                f"table {info.schema}.{info.name} {what}, so its changes are in no stream",
                 place=state.topic,
             )
         if any(one.topic == state.topic for one in self.state.tables.values()):
@@ -646,6 +635,9 @@ class Capture:
         own = captured.own
         if set(own.names) != set(types) or any(own.field(n).type != t for n, t in types.items()):
             return False
+        numbers = captured.state.columns
+        if [*types] != sorted(types, key=lambda name: numbers.get(name, 0)):
+            return False  # some have changed their names with each other
         return not captured.says_otherwise(relation, types)
 
     def _look(self, control: psycopg.Connection, stream: Stream, *, at_once: bool) -> None:
@@ -748,9 +740,11 @@ class Capture:
                 if _labels(info, state.labels) != state.labels:
                     captured.read_again()
                 state.storage, state.labels = info.storage, _labels(info)
-                if self._is_so(captured, info):
+                if self._is_so(captured, info):  # the topic is ahead of the stream:
+                    if captured.reads_by_other_names(relation):
+                        captured.read_again(thorough=False)
                     self._save(lsn)
-                    return  # the topic is ahead of the stream: what comes is read as far as it goes
+                    return  # what comes is read as far as it goes
             redefine(captured, relation, self._numeric_as_text, lambda: self._save(lsn))
         except errors.HeadraceError as error:
             captured.state.stop(error)
@@ -773,7 +767,7 @@ class Capture:
         try:
             return captured.changes(runs, lookup)
         except errors.BeforeImageMissing:
-            with psycopg.connect(self.dsn, autocommit=True) as control:
+            with connected(self.dsn) as control:
                 info = catalog.table(control, (captured.info.schema, captured.info.name))
             state = captured.state
             if info is None:

@@ -162,6 +162,13 @@ class Captured:
             != told(self.types[column.type_oid], column.type_modifier, kind).get("comment")
         ]
 
+    def reads_by_other_names(self, relation: Relation) -> bool:
+        """Whether a column that the topic has, or another one, was perhaps renamed meanwhile."""
+        read = self.format(relation).names
+        now = [one.name for one in self.info.streamed if one.name in read]
+        said = [one.name for one in relation.columns]
+        return read != now or len(read) < min(len(said), len(self.own))
+
     def _format(self, columns: Sequence[tuple[str, PgType | None, int]]) -> Format:
         """Columns that have another type than the topic's are older than it, and left out.
 
@@ -437,15 +444,17 @@ class Captured:
             return _with_all(pa.RecordBatch.from_arrays(arrays, schema=form.schema), own)
 
         last = self.chunks[-1] if self.chunks else None
+        limit = max(1, min(chunk_rows, int(chunk_bytes / max(1.0, self.width))))
         return Wanted(
             table=(self.info.schema, self.info.name),
             columns=columns,
             key=state.key,
-            limit=max(1, min(chunk_rows, int(chunk_bytes / max(1.0, self.width)))),
+            limit=limit,
             decode=decode,
             after=last.last if last else state.after,
             upto=last.upto if last else state.upto,
-            only=state.pending[:PENDING_ROWS] if state.read_through else None,
+            only=state.pending[: min(limit, PENDING_ROWS)] if state.read_through else None,
+            bytes=2 * chunk_bytes,
             fence=state.fence,
             must_see=[*self.must_see, *self.emptied, *state.unseen],
             shape=",".join(

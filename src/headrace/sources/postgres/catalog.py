@@ -123,6 +123,7 @@ class TableInfo:
     oid: int
     partitioned: bool
     unlogged: bool
+    """Or it has a partition that is, or that is a foreign table."""
     columns: tuple[ColumnInfo, ...]
     key: tuple[str, ...]
     """The columns of the primary key, in its order."""
@@ -485,7 +486,9 @@ def types(connection: Connection) -> dict[int, PgType]:
 
 # Nothing here waits for a table that somebody has locked, as pg_table_size, pg_partition_tree and
 # pg_get_expr would: the capture asks while it streams.
-# The poorest identity of the leaves: what a partition logs is its own, whatever the root says.
+# What an index has behind INCLUDE (from indnkeyatts on) is no part of the key.
+# The poorest identity of the leaves: what a partition logs is its own, whatever the root says; one
+# that logs other columns than those by which the stream calls the root's rows has none.
 _TABLES = """
 with recursive tree(root, oid) as (
   select oid, oid from pg_class where relkind = 'p' and not relispartition
@@ -495,27 +498,34 @@ select n.nspname as schema, c.relname as name, c.oid::bigint, c.relkind = 'p' as
   leaves.rows, leaves.bytes, leaves.unlogged,
   case when leaves.poorest < 4 then substr('ndif', leaves.poorest, 1)
     else c.relreplident::text end as replica_identity,
-  coalesce((select i.indkey::int2[] from pg_index i where i.indrelid = c.oid and i.indisprimary),
-    '{}') as key,
+  coalesce((select (i.indkey::int2[])[:i.indnkeyatts - 1] from pg_index i
+    where i.indrelid = c.oid and i.indisprimary), '{}') as key,
   not exists (select 1 from pg_index i where i.indrelid = c.oid and i.indisprimary
     and not i.indimmediate) as immediate,
   case when c.relkind = 'r' then pg_relation_filenode(c.oid)::text else leaves.files end as storage,
-  coalesce((select i.indkey::int2[] from pg_index i where i.indrelid = c.oid and i.indisreplident),
-    '{}') as index,
-  has_table_privilege(c.oid, 'select') or has_any_column_privilege(c.oid, 'select') and not exists (
-    select 1 from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-      and not has_column_privilege(c.oid, a.attnum, 'select')) as selectable
+  coalesce((select (i.indkey::int2[])[:i.indnkeyatts - 1] from pg_index i
+    where i.indrelid = c.oid and i.indisreplident), '{}') as index,
+  has_table_privilege(c.oid, 'select') as selectable
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 cross join lateral (
   select coalesce(sum(nullif(l.reltuples, -1)), -1) as rows,
     coalesce(sum(current_setting('block_size')::bigint * (l.relpages + coalesce(
       (select t.relpages from pg_class t where t.oid = l.reltoastrelid), 0))), 0) as bytes,
-    coalesce(bool_or(l.relpersistence <> 'p'), false) as unlogged,
-    min(position(l.relreplident::text in 'ndif')) as poorest,
+    coalesce(bool_or(l.relpersistence <> 'p' or l.relkind = 'f'), false) as unlogged,
+    min(case when c.relkind = 'p' and l.relreplident = 'i' and (
+        select array_agg(attname order by attname) from pg_index join pg_attribute
+          on attrelid = indrelid and attnum = any((indkey::int2[])[:indnkeyatts - 1])
+        where indrelid = l.oid and indisreplident
+      ) is distinct from (
+        select array_agg(attname order by attname) from pg_index join pg_attribute
+          on attrelid = indrelid and attnum = any((indkey::int2[])[:indnkeyatts - 1])
+        where indrelid = c.oid
+          and case c.relreplident when 'i' then indisreplident else indisprimary end
+      ) then 1 else position(l.relreplident::text in 'ndif') end) as poorest,
     coalesce(string_agg(l.oid || ':' || pg_relation_filenode(l.oid), ' ' order by l.oid), ' ')
       as files
   from pg_class l
-  where l.relkind = 'r'
+  where l.relkind in ('r', 'f')
     and (l.oid = c.oid or c.relkind = 'p' and l.oid in (select oid from tree where root = c.oid))
 ) as leaves
 where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence <> 't'

@@ -317,10 +317,11 @@ def _table(connection: Connection, table: TableInfo) -> Iterator[Finding]:
     before = list(_readable(connection, table))
     if table.unlogged:
         why = "it writes no WAL, so no change of it is seen; ALTER TABLE ... SET LOGGED rewrites it"
-        before.append(Finding("error", "is unlogged", where, why))
+        what = "has a partition that is unlogged or foreign" if table.partitioned else "is unlogged"
+        before.append(Finding("error", what, where, why))
     if not table.streamed:
         before.append(Finding("error", "has no columns", where, "so there is nothing to capture"))
-    elif not table.identity:
+    elif not table.identity and not table.unlogged:
         why = "updates and deletes would not say which row they change, and are refused"
         statements = tuple(_identity(connection, table))
         if not statements:
@@ -405,7 +406,8 @@ def _best_index(connection: Connection, table: TableInfo) -> str | None:
         where i.indrelid = %s and i.indisunique and i.indimmediate and i.indisvalid
           and i.indpred is null and i.indexprs is null
           and not exists (select from pg_attribute a where a.attrelid = i.indrelid
-            and a.attnum = any(i.indkey) and (not a.attnotnull or a.attgenerated <> ''))
+            and a.attnum = any((i.indkey::int2[])[:i.indnkeyatts - 1])
+            and (not a.attnotnull or a.attgenerated <> ''))
         order by i.indnatts, x.relname limit 1
         """
     name: str | None = _value(connection, query, table.oid)

@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from headrace import errors
 from headrace.sources.postgres import preflight
 from headrace.sources.postgres.preflight import Finding, Wanted
+from headrace.sources.postgres.session import SETTINGS, connected
 from headrace.sources.postgres.settings import without_password
 
 CONNECT_SECONDS = "10"
@@ -31,7 +32,7 @@ def reached(dsn: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection in autocommit mode; what the server refuses has a name. Says no password."""
     place = without_password(dsn)[0]
     try:
-        connection = psycopg.connect(patient(dsn), autocommit=True, application_name="headrace")
+        connection = connected(patient(dsn), SETTINGS, application_name="headrace")
     except psycopg.OperationalError as error:
         raise errors.SourceAway(
             f"the database cannot be reached: {one_line(error)}", place=place

@@ -22,9 +22,8 @@ from __future__ import annotations
 import contextlib
 import select
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import psycopg
@@ -82,6 +81,8 @@ class Wanted:
     """The last key of the table; None: to be asked for."""
     only: Sequence[Sequence[str]] | None = None
     """Keys; None: it is a range."""
+    bytes: int = 1 << 62
+    """There need not be more rows than these."""
     fence: int = 0
     """All transactions before this one must have ended."""
     must_see: Collection[int] = ()
@@ -167,11 +168,17 @@ def read_chunk(connection: psycopg.Connection, wanted: Wanted) -> Chunk | None:
             names, table, sql.SQL(" AND ").join(conditions), keys,
             sql.Literal(wanted.limit if wanted.only is None else len(wanted.only)), FORMAT,
         )  # fmt: skip
-        rows = [*chain.from_iterable(copied(connection, query))]
+        rows, size = [], 0
+        with contextlib.closing(copied(connection, query)) as come:
+            for some in come:
+                rows += some
+                size += sum(map(len, some))
+                if wanted.only is None and size >= wanted.bytes:  # they are wider than thought
+                    break
     if rows is None:
         return None
     last = None
-    if wanted.only is None and len(rows) == wanted.limit:
+    if wanted.only is None and (len(rows) == wanted.limit or size >= wanted.bytes):
         texts = parsed(rows[-1], len(wanted.columns))
         places = [list(wanted.columns).index(name) for name in wanted.key]
         last = [texts[place][0].as_py().decode() for place in places]
@@ -201,6 +208,18 @@ _SHAPE = """
     (select string_agg(concat_ws(' ', attnum, atttypid, atttypmod), ',' order by attnum)
     from pg_attribute where attrelid = %s::regclass and attname = any(%s))
 """
+_OPERATORS = """
+    (select set_config('search_path', concat_ws(', ', nullif(current_setting('search_path'), ''),
+      string_agg(distinct quote_ident(nspname), ', ')
+      filter (where opcintype::regtype::text::regtype is not null)), true)
+    from pg_index, unnest(indclass) one join pg_opclass c on c.oid = one
+    join pg_amop on amopfamily = opcfamily join pg_operator o on o.oid = amopopr
+    join pg_namespace n on n.oid = oprnamespace and nspname <> all(current_schemas(true))
+    where indrelid = %s::regclass)
+"""
+"""Keys are compared as they are sorted: by the operators of their index, also where the type is of
+an extension whose schema is not in the search path, where citext would be compared as text.
+Who may not use that schema is refused: a type is not found there by its name (the filter)."""
 
 
 def begin(cursor: psycopg.Cursor[Any], wanted: Wanted) -> tuple[Visible, int] | None:
@@ -214,19 +233,23 @@ def begin(cursor: psycopg.Cursor[Any], wanted: Wanted) -> tuple[Visible, int] | 
         sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(sql.Identifier(*wanted.table))
     )
     cursor.execute(
-        f"SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn() - '0/0', {_SHAPE}",
-        (quoted(wanted.table), list(wanted.columns)),
+        "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn() - '0/0',"
+        f" {_SHAPE}, {_OPERATORS}",
+        (quoted(wanted.table), list(wanted.columns), quoted(wanted.table)),
     )
-    text, lsn, shape = cursor.fetchone() or ("", 0, None)
+    text, lsn, shape, _ = cursor.fetchone() or ("", 0, None, "")
     visible = Visible.parse(text)
     same = shape == (wanted.shape or shape)
     return (visible, int(lsn)) if same and wanted.accepts(visible) else None
 
 
-def copied(connection: psycopg.Connection, query: sql.Composed) -> Iterator[list[bytes]]:
+def copied(
+    connection: psycopg.Connection, query: sql.Composed
+) -> Generator[list[bytes], None, None]:
     """Read the rows of a COPY as they come, some at a time; half the cost of psycopg's loop.
 
     As bytes: of thousands of memoryviews the garbage collector would take a third of the time.
+    If it is closed before the end, so is the transaction.
     """
     pg = connection.pgconn
     result = pg.exec_(query.as_bytes(connection))
@@ -239,7 +262,16 @@ def copied(connection: psycopg.Connection, query: sql.Composed) -> Iterator[list
         while (found := get(1))[0] > 0:
             rows.append(found[1].tobytes())
         if rows:
-            yield rows
+            try:
+                yield rows
+            except GeneratorExit:
+                with contextlib.suppress(psycopg.Error):
+                    connection.cancel_safe()
+                    while pg.get_copy_data(0)[0] > 0:
+                        pass
+                    while pg.get_result() is not None:
+                        pass
+                raise
         if found[0] < 0:
             break
         wait.poll()

@@ -54,6 +54,7 @@ from headrace.sources.complete import Numbers
 from headrace.sources.postgres import waits
 from headrace.sources.postgres.captured import Captured
 from headrace.sources.postgres.keyless import Whole
+from headrace.sources.postgres.session import connected
 from headrace.sources.postgres.snapshot import Chunk, Wanted, read_chunk
 
 CHUNKS = "table string, lsn bigint, rows bigint, published bigint, hash bigint, last string"
@@ -134,7 +135,7 @@ class Readers:
         with self._lock:
             own = self._idle.pop() if self._idle else None
         if own is None:
-            own = psycopg.connect(self._dsn, autocommit=True)
+            own = connected(self._dsn)
         with self._lock:
             self._busy.add(own)
             if self._ended:
@@ -289,7 +290,7 @@ class Snapshots:
         """
         if name in self._wholes:
             return self._wholes[name]
-        whole = Whole(psycopg.connect(self._dsn), captured.turn, wanted)
+        whole = Whole(connected(self._dsn), captured.turn, wanted)
         if not whole.begin():
             return None
         captured.watch(whole.visible)

@@ -22,6 +22,7 @@ from headrace.sources.postgres import settings as asked
 from headrace.sources.postgres import waits
 from headrace.sources.postgres.catalog import lsn_text
 from headrace.sources.postgres.prepare import one_line, patient
+from headrace.sources.postgres.session import SETTINGS, connected
 from headrace.sources.postgres.snapshots import Progress
 from headrace.sources.postgres.state import SNAPSHOTTING, TableState
 
@@ -106,7 +107,7 @@ def statuses(log: EmbeddedLog, names: list[str], pause: float = 1.0) -> list[Sta
 def _looked(name: str, dsn: str, state: State | None) -> Look | str:
     """What the server says; or why it says nothing."""
     try:
-        with psycopg.connect(patient(dsn), autocommit=True) as connection:
+        with connected(patient(dsn), SETTINGS) as connection:
             row = connection.execute(LOOK, (state.slot if state else "",)).fetchone()
             assert row is not None
             lsn, active, wal_status, *counts = row

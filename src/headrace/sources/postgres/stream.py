@@ -43,6 +43,7 @@ from headrace.sources.postgres.protocol import (
     lsn_text,
     status_update,
 )
+from headrace.sources.postgres.session import connected
 from headrace.sources.postgres.spill import Spill
 from headrace.sources.postgres.transactions import Assembler, Transaction
 
@@ -64,7 +65,7 @@ class Stream:
         self, dsn: str, slot: str, publication: str, start: int, spill: Spill | None = None
     ) -> None:
         """Start to stream the slot from a commit boundary."""
-        self._connection = psycopg.connect(dsn, autocommit=True, replication="database")
+        self._connection = connected(dsn, replication="database")
         self._pg = self._connection.pgconn
         _bound_window(self._pg.socket)
         self._assembler = Assembler(spill)

@@ -50,7 +50,12 @@ _TABLE = f"""
 _SESSION = f"""
     select distinct {_WHO} from pg_stat_activity a
     join pg_stat_activity s on s.pid = any(pg_blocking_pids(a.pid))
-    where %s in (a.pid::text, a.application_name) order by since limit 3
+    where %(session)s in (a.pid::text, a.application_name)
+    union all select 'prepared transaction ' || gid, prepared at time zone 'UTC', ''
+    from pg_prepared_xacts where transaction::text in (
+      select transactionid::text from pg_locks join pg_stat_activity a using (pid)
+      where not granted and %(session)s in (a.pid::text, a.application_name))
+    order by since limit 3
 """  # noqa: S608 - as above
 
 
@@ -67,7 +72,7 @@ def for_table(
 
 def for_session(connection: psycopg.Connection[Any], session: int | str) -> str:
     """For whom a process, or all of an application, wait; nothing if they do not."""
-    return _told(connection.execute(_SESSION, (str(session),)).fetchall())
+    return _told(connection.execute(_SESSION, {"session": str(session)}).fetchall())
 
 
 def _told(rows: Sequence[tuple[Any, ...]]) -> str:
