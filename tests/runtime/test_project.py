@@ -50,7 +50,7 @@ def test_everything_that_a_file_may_say(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
     project = made(
         tmp_path,
-        'name = "shop"\nlog = "elsewhere"\npipelines = ["a.py"]\n'
+        '\ufeffname = "shop"\nlog = "elsewhere"\npipelines = ["a.py"]\n'
         '[capture.main]\ndsn = "host=a"\ntables = ["x.*"]\nnumeric_as_text = true\n'
         '[page]\nport = false\n[spark]\nmemory = "512m"\nquick = true\n',
     )
