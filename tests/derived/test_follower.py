@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 from unittest import mock
 
 import numpy as np
@@ -1045,6 +1045,33 @@ def test_a_table_that_somebody_drops_is_loaded_again(
         )
         bank.change({1: {"owner": "a", "balance": 2}})
         bank.commit()
+        follower.run("caught up")
+    checked(log, kept)
+
+
+@pytest.mark.parametrize(
+    ("change", "fact", "fix"),
+    [
+        ("alter table t drop column a", "does not exist", "drop table public.t"),
+        ("alter table t rename a to b", "does not exist", "drop table public.t"),
+        ("drop table t; create view t as select 1 k, 2 a", "a view", 'drop view "public"."t"'),
+    ],
+)
+def test_a_table_that_somebody_changed_stops_with_the_statement(
+    change: LiteralString, fact: str, fix: LiteralString, log: EmbeddedLog, database: Database
+) -> None:
+    log.create_topic("t", "k bigint, a int", key="k", kind="changes")
+    log.append("t", [{"k": 1, "a": 1}])
+    kept = Kept("p", "main", {"t": "t"}, frozenset(), hr.Table(database.dsn()))
+    with Follower(log, kept) as follower, database.connect() as user:
+        follower.run("caught up")
+        user.execute(change)
+        log.append("t", [{"k": 2, "a": 2}])
+        with pytest.raises((errors.TargetStopped, errors.TableNotOurs), match=fact) as stopped:
+            follower.run("caught up")
+        assert stopped.value.fix.endswith(fix)
+        user.execute(fix)
+    with Follower(log, kept) as follower:
         follower.run("caught up")
     checked(log, kept)
 

@@ -327,8 +327,10 @@ def a_repair_is_overtaken(
 
 def test_what_cannot_be_verified_says_why(database: Database, log: EmbeddedLog) -> None:
     kept = make(log, Table(database.dsn(), "t"), random.Random(5))
-    with pytest.raises(errors.CannotVerify, match="no table 'order'"):
-        verify_kept(log, kept, table="order")
+    for name, fix in (("order", "did you mean 'orders'?"), ("nix", "name one of these")):
+        with pytest.raises(errors.CannotVerify, match=f"no table '{name}'") as misspelt:
+            verify_kept(log, kept, table=name)
+        assert misspelt.value.fix == fix
     with database.connect() as connection:
         connection.execute("drop table t.notes")
     with pytest.raises(errors.CannotVerify, match="no table 'notes'"):

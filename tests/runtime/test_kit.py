@@ -203,7 +203,7 @@ def test_a_project_of_a_database_begins_with_its_first_table(
     try_out(project.folder, "test_rows_are_counted", monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["My Table", "class", "F", "counted", "ünï", 'a"b', "a[1]"])
+@pytest.mark.parametrize("name", ["My Table", "class", "F", "counted", "ünï", 'a"b', "a[1]", "😀"])
 def test_a_project_of_a_database_whose_only_table_has_an_odd_name(
     name: str,
     headrace: Headrace,
@@ -218,7 +218,8 @@ def test_a_project_of_a_database_whose_only_table_has_an_odd_name(
             connection.execute(
                 sql.SQL('create table {} ("the ""id" int primary key)').format(table)
             )
-        done = headrace("init", str(tmp_path / "first"), "--dsn", postgres.dsn(database))
+        dsn = postgres.dsn(database, application_name=name)
+        done = headrace("init", str(tmp_path / "first"), "--dsn", dsn)
         assert done.code == 0, done.err
         project = find_project(tmp_path / "first")
         with hr.connect(project.log) as log:

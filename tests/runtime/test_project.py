@@ -50,7 +50,7 @@ def test_everything_that_a_file_may_say(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
     project = made(
         tmp_path,
-        'name = "shop"\nlog = "elsewhere"\npipelines = ["a.py"]\n'
+        '\ufeffname = "shop"\nlog = "elsewhere"\npipelines = ["a.py"]\n'
         '[capture.main]\ndsn = "host=a"\ntables = ["x.*"]\nnumeric_as_text = true\n'
         '[page]\nport = false\n[spark]\nmemory = "512m"\nquick = true\n',
     )
@@ -228,15 +228,32 @@ def test_init_makes_a_project_and_the_doctor_finds_it_well(
     assert {one["level"] for one in done.json} <= {"ok", "warning"}
 
 
-def test_status_says_why_a_table_is_stopped_and_which_table_was_verified() -> None:
+def test_status_says_what_is_wrong_and_where_and_which_table_was_verified() -> None:
     stopped = {"status": "stopped", "rows_read": 0, "reason": "column x is of type y"}
     capture = {"name": "shop", "last_commit_age_seconds": None, "tables": {"public.a": stopped}}
     found = {"name": "shop/main", "table": "a", "against": "log", "through": 7, "rows": 5}
-    nothing: dict[str, Any] = {"parts": [], "pipelines": [], "followers": [], "topics": []}
+    kept: dict[str, Any] = {
+        "name": "shop/main",
+        "state": "waiting for the target",
+        "target": "PostgreSQL x",
+    }
+    kept |= dict.fromkeys(("through", "behind", "aside")) | {"error": "connection refused"}
+    wrong = {"code": "HR-VIEW-022", "fact": "NameError: a", "place": "p.py:7", "why": "", "fix": ""}
+    part: dict[str, Any] = {
+        "name": "pipelines",
+        "state": "stopped",
+        "pid": None,
+        "restarts": 0,
+        "note": "",
+    }
+    part |= {"said": {}, "error": wrong}
+    nothing: dict[str, Any] = {"parts": [part], "pipelines": [], "followers": [kept], "topics": []}
     nothing["holds"] = [{"name": "mine", "position": 7, "until": "soon", "topics": ["a", "b"]}]
     now = {"project": "p", "supervisor": None, "position": 1, "captures": [capture]} | nothing
     text = "\n".join(shown(now | {"verified": [found | {"differing": 0}]}, None))
     assert "column x is of type y" in text
+    assert re.search(r"shop/main +waiting for the target .* PostgreSQL x +connection refused", text)
+    assert "at: p.py:7" in text
     assert re.search(r"shop/main +a +log +7 +5 +0", unstyle(text))
     assert re.search(r"mine +7 +soon +a, b", unstyle(text))
 

@@ -217,6 +217,18 @@ def test_rows_by_key(url: str, log: EmbeddedLog) -> None:
     assert ask(url, f"{path}?key=7&at={before}").json["rows"][0]["country"] == "de"
 
 
+def test_a_key_is_given_as_it_is_written_in_answers(url: str, log: EmbeddedLog) -> None:
+    log.create_topic("odd", "t timestamp, b binary, v int", key=["t", "b"], kind="changes")
+    far = pa.scalar(2**63 - 1, pa.int64()).cast(pa.timestamp("us", "UTC"))
+    columns = {"t": pa.array([far, None]), "b": [b"\x00\xff", b""], "v": [1, 2]}
+    log.append("odd", pa.table(columns))
+    for row in ask(url, "/v1/tables/odd/rows").json["rows"]:
+        key = quote(json.dumps([row["t"], row["b"]]))
+        assert ask(url, f"/v1/tables/odd/rows?key={key}").json["rows"] == [row]
+    wrong = ask(url, f"/v1/tables/odd/rows?key={quote(json.dumps(['10000-13-01', 'x']))}")
+    assert (wrong.status, wrong.json["code"]) == (400, "HR-HTTP-003")
+
+
 def test_a_read_waits_for_its_token(url: str, log: EmbeddedLog) -> None:
     """R-B12: of a table for the log, of a view for a commit that is through the token."""
     written = log.append("src.public.orders", [order(555)]).position

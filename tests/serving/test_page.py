@@ -108,6 +108,8 @@ def test_the_page_follows_the_log(
         playwright.expect(page.locator("#rows tbody tr")).to_have_count(1)
         log.create_topic("brand.new", "a bigint", exist_ok=True)
         page.get_by_role("button", name="brand.new").wait_for()
+        log.create_topic("src.public._t", "a bigint", exist_ok=True)
+        page.get_by_role("button", name="src.public._t").wait_for()
         commit_view(
             log, log.position, [(-1, "de", "21.50"), (1, "de", "20.00"), (1, "fr", "10.00")]
         )

@@ -202,7 +202,7 @@ def _of_table(dsn: str) -> dict[str, str]:
         )
     first = min(found, key=lambda one: (not _plain(one.name), one.name))
     values = {
-        "dsn": json.dumps(kept),
+        "dsn": json.dumps(kept, ensure_ascii=False),  # TOML has no pairs of surrogates
         "table": json.dumps(f"{first.schema}.{first.name}", ensure_ascii=False),
         "topic": topic_name("source", full_name(first.schema, first.name)),
         "view": "counted" if first.name.lower() != "counted" else "rows_counted",

@@ -94,10 +94,11 @@ def _pipelines(now: dict[str, Any]) -> Rows:
 
 
 def _followers(now: dict[str, Any]) -> Rows:
-    rows: Rows = [("kept", "state", "through", "behind", "set aside", "in")]
+    rows: Rows = [("kept", "state", "through", "behind", "set aside", "in", "")]
     for one in now["followers"]:
         numbers = [_number(one[name]) for name in ("through", "behind", "aside")]
-        rows.append((one["name"], one["state"] or "-", *numbers, one["target"]))
+        problem = one["error"] if isinstance(one["error"], str) else ""  # else told with its part
+        rows.append((one["name"], one["state"] or "-", *numbers, one["target"], problem))
     return rows
 
 
@@ -142,7 +143,8 @@ def _parts(now: dict[str, Any]) -> list[str]:
         code = f"[{error['code']}]" if error["code"] else ""
         at = f", {error['at'][11:19]}" if error.get("at") else ""
         lines += ["", f"{name}, last error{at}: {styled(code, fg='red')} {error['fact']}"]
-        lines += [f"  {word}: {error[word]}" for word in ("why", "fix") if error[word]]
+        words = {"at": "place", "why": "why", "fix": "fix"}
+        lines += [f"  {word}: {error[of]}" for word, of in words.items() if error[of]]
         if state == "stopped" and now["supervisor"]:
             lines.append(f"  then: headrace restart {name}")
     return lines

@@ -221,13 +221,13 @@ class PostgresTarget(Merging):
                         why=f"it would be cut after {LONGEST} bytes",
                         fix="leave the table out of keep(...), or rename view or column",
                     )
-                if table.name not in ours and self._is_there(table.name):
+                if table.name not in ours and (kind := self._is_there(table.name)):
                     name = self._table(table.name).as_string(self._connection)
                     raise errors.TableNotOurs(
-                        f"there is a table {name} that this follower has not made",
+                        f"there is a {kind} {name} that this follower has not made",
                         place=self.place,
                         fix="keep it in another schema (hr.Table(..., schema=...)), "
-                        f"or remove it: drop table {name}",
+                        f"or remove it: drop {kind} {name}",
                     )
                 self._run("drop table if exists {t}", t=self._table(beside("_new_", table.name)))
                 self._run(

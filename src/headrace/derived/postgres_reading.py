@@ -26,7 +26,7 @@ class Reading(Session):
             "select epoch, through, position, log, (select jsonb_agg(e order by o)::text "
             "from jsonb_array_elements(tables) with ordinality as x(e, o) where exists (select "
             "from pg_class c join pg_namespace n on n.oid = c.relnamespace "
-            "where n.nspname = $1 and c.relname = e->>'name')) "
+            "where n.nspname = $1 and c.relname = e->>'name' and c.relkind in ('r', 'p'))) "
             "from {schema}._headrace where follower = $2 {lock}",
             *(self._schema, self._follower),
             lock=raw("for update" if lock else ""),
@@ -37,13 +37,16 @@ class Reading(Session):
         cut = None if through is None else Cut(through, position)
         return Mark(epoch, cut, log, _tables(tables or "[]"))
 
-    def _is_there(self, name: str) -> bool:
+    def _is_there(self, name: str) -> str | None:
+        """What has that name: `table`, `view`, ..."""
         row = self._run(
-            "select 1 from pg_class c join pg_namespace n on n.oid = c.relnamespace "
+            "select case relkind when 'v' then 'view' when 'm' then 'materialized view' "
+            "when 'f' then 'foreign table' when 'S' then 'sequence' when 'i' then 'index' "
+            "else 'table' end from pg_class c join pg_namespace n on n.oid = c.relnamespace "
             "where n.nspname = $1 and c.relname = $2",
             *(self._schema, name),
         ).fetchone()
-        return row is not None
+        return row and str(row[0])
 
     def read(
         self, table: KeptTable, *, after: Key | None = None, through: Key | None = None

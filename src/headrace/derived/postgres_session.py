@@ -52,6 +52,16 @@ select what, fix from me, lateral (values
         format('alter table %s owner to %I', t, u))
 ) x(place, wrong, what, fix) where wrong order by place limit 1"""
 
+ALTERED: LiteralString = """
+select format('drop table %I.%I', n.nspname, c.relname)
+from {schema}._headrace h cross join jsonb_array_elements(h.tables) t
+join pg_class c on c.relname = t->>'name' join pg_namespace n on n.oid = c.relnamespace
+where h.follower = $1 and n.nspname = $2 and exists (
+    select from jsonb_array_elements(t->'columns') k where not exists (
+        select from pg_attribute a where a.attrelid = c.oid and a.attname = k->>'name'
+        and not a.attisdropped and a.attgenerated = '' and a.attidentity <> 'a')) limit 1"""
+"""A kept table in which somebody has dropped or renamed a column, or has it generated."""
+
 
 def described(dsn: str, schema: str) -> str:
     """Where a schema is, without the password."""
@@ -236,6 +246,11 @@ class Session:
             with contextlib.suppress(psycopg.Error, errors.HeadraceError):
                 if lacking := self.lacks([]):
                     stopped.fact, stopped.fix = f"{stopped.fact}: {lacking[0]}", lacking[1]
+            return stopped
+        with contextlib.suppress(psycopg.Error):
+            if altered := self._run(ALTERED, self._follower, self._schema).fetchone():
+                stopped.why = "somebody has changed a table that is kept here"
+                stopped.fix = altered[0]
         return stopped
 
     def _table(self, name: str) -> sql.SQL:

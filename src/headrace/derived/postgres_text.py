@@ -304,7 +304,8 @@ _DURATION = re.compile(r"(-?)P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.
 
 def _duration(text: str) -> timedelta:
     found = _DURATION.fullmatch(text)
-    assert found, text
+    if not found:
+        raise ValueError(f"'{text}' is not an interval")
     days, hours, minutes, seconds = (int(one or 0) for one in found.groups()[1:5])
     part = int((found[6] or "").ljust(6, "0"))
     made = timedelta(days, seconds, part, minutes=minutes, hours=hours)

@@ -129,7 +129,7 @@ def _clock(seconds: int, part: int) -> str:
 
 
 def far_moment(text: str, kind: pa.DataType) -> int | None:
-    """The number of a moment that Python has no value for; None: it has one."""
+    """The number of a moment that Python has no value for; None: it has one, or is none."""
     if _types.is_time(kind):
         return DAY_US if text == "24:00:00" else None
     if text in ("infinity", "-infinity"):
@@ -139,11 +139,15 @@ def far_moment(text: str, kind: pa.DataType) -> int | None:
         return None
     years, year = divmod(int(found[1]) - 1, 400)
     days = date(year + 1, int(found[2]), int(found[3])).toordinal() - 1 + _YEAR_1 + 146_097 * years
-    if _types.is_date(kind):
-        return days
-    hours, minutes, seconds = (int(one or 0) for one in found.groups()[3:6])
-    clock = (hours * 60 + minutes) * 60 + seconds
-    return days * DAY_US + clock * 1_000_000 + int((found[7] or "").ljust(6, "0"))
+    number = days
+    if not _types.is_date(kind):
+        hours, minutes, seconds = (int(one or 0) for one in found.groups()[3:6])
+        clock = (hours * 60 + minutes) * 60 + seconds
+        number = days * DAY_US + clock * 1_000_000 + int((found[7] or "").ljust(6, "0"))
+    first, last = _ends(kind)
+    if not first < number < last:
+        raise ValueError("it does not fit")
+    return number
 
 
 def _durations(column: pa.Array) -> list[Any]:

@@ -43,7 +43,10 @@ def load_pipeline(file: str) -> Pipeline:
     sys.path.insert(0, str(folder))
     try:
         spec.loader.exec_module(module)
-    except errors.HeadraceError:
+    except errors.HeadraceError as error:
+        line = _line(error, folder)
+        if line.rpartition(":")[0] not in error.place:
+            error.place = f"{error.place}, {line}" if error.place else line
         raise
     except (Exception, SystemExit) as error:
         raise _raised(error, folder) from error
@@ -67,14 +70,17 @@ def load_pipeline(file: str) -> Pipeline:
 
 def _raised(error: BaseException, folder: Path) -> errors.BadPipeline:
     """What a file raised, and where in the files of its folder."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [one for one in frames if Path(one.filename).is_relative_to(folder)] or frames
-    file, line = own[-1].filename, own[-1].lineno
-    if isinstance(error, SyntaxError):
-        file, line = error.filename or file, error.lineno
     return errors.BadPipeline(
         f"{type(error).__name__}: {error}",
-        place=f"{file}:{line}",
+        place=_line(error, folder),
         why="the file raised it while it was read",
         fix="correct the file",
     )
+
+
+def _line(error: BaseException, folder: Path) -> str:
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if Path(one.filename).is_relative_to(folder)] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}"

@@ -171,6 +171,12 @@ class Pipeline:
         """
         own = name or ("main" if not self.kept else f"kept{len(self.kept) + 1}")
         _checked(own, "what is kept")
+        if not hasattr(in_, "open"):
+            raise errors.BadPipeline(
+                f"in_={in_!r} is not a target",
+                place=self.name,
+                fix='in_=hr.Table("postgresql://...") or in_=hr.SQLite("file.db")',
+            )
         if own in self.kept:
             raise errors.BadPipeline(
                 f"'{own}' is kept already", place=self.name, fix="give this one another name="

@@ -177,7 +177,7 @@ def find_project(folder: str | os.PathLike[str] = ".") -> Project:
     root = Path(folder).absolute()
     file = root / FILE
     try:
-        data = tomllib.loads(file.read_text())
+        data = tomllib.loads(file.read_text("utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError):
         raise NoProject(f"there is no {FILE} in {folder}", place=str(root)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -529,7 +529,8 @@ def _fact(error: dict[str, Any] | None) -> str:
     if error is None:
         return "it said no reason"
     code = f"[{error['code']}] " if error.get("code") else ""
-    return f"{code}{error.get('fact', '')}"
+    at = f" (at {error['place']})" if error.get("place") else ""
+    return f"{code}{error.get('fact', '')}{at}"
 
 
 def _how(code: int, last: Iterable[str]) -> str:

@@ -323,14 +323,20 @@ def _tables(log: EmbeddedLog, kept: Kept, target: Target, only: str | None) -> I
     if not log.knows(mark.log, max(mark.cut.through, mark.cut.position)):
         raise errors.OtherLog(f"'{kept.follower}' follows another log", place=kept.follower)
     there = {one.name: one for one in mark.tables}
-    names = [name for name in kept.topics if only in (None, name)]
-    for name in names or [str(only)]:
+    if only is not None and only not in kept.topics:
+        raise errors.CannotVerify(
+            f"'{kept.follower}' keeps no table '{only}'",
+            place=kept.follower,
+            why=f"it keeps {', '.join(kept.topics)}",
+            fix=errors.nearest(only, kept.topics) or "name one of these",
+        )
+    for name in kept.topics if only is None else [only]:
         if name not in there:
             raise errors.CannotVerify(
                 f"'{kept.follower}' has no table '{name}' in its target",
                 place=kept.follower,
                 why=f"it keeps {', '.join(kept.topics)}, and there are {', '.join(there)}",
-                fix=errors.nearest(name, there) or "wipe the target: it is loaded anew",
+                fix="run the follower: it loads what is missing",
             )
         yield there[name]
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from headrace import errors
 from headrace.clock import Clock, SystemClock
+from headrace.derived.postgres_text import from_json
 from headrace.model.ddl import ddl_type
 from headrace.model.schema import RESERVED
 from headrace.serving.feed import (
@@ -283,8 +285,11 @@ def key_table(topic: Topic, texts: Sequence[str]) -> pa.Table:
             for value in given
         ]
         try:
-            columns.append(pa.array(values, pa.string()).cast(kind))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            if pt.is_binary(kind) or pt.is_temporal(kind):  # as they are written in answers
+                columns.append(pa.array([from_json(value, kind) for value in values], kind))
+            else:
+                columns.append(pa.array(values, pa.string()).cast(kind))
+        except (ValueError, pa.ArrowNotImplementedError) as error:
             raise errors.BadParameter(
                 f"'{texts[0][:60]}' is not a key of topic '{topic.name}'",
                 place="key",

@@ -11,7 +11,8 @@ const GAP = 12;
 const LAYERS = ["Sources", "Topics", "Views", "Targets"];
 
 const last = (name) => name.slice(name.lastIndexOf(".") + 1);
-const inner = (name) => last(name).startsWith("_");
+/** Headrace's own: `_verified`, `shop._commits`; a captured table `shop.public._t` is not. */
+const inner = (name) => /^([^.]*\.)?_[^.]*$/.test(name);
 
 export function flowOf(status) {
   const now = Date.parse(status.at ?? new Date().toISOString());
