@@ -156,7 +156,10 @@ class Runner:
         self._held = -HOLD_SECONDS
         """The position of the last commit."""
         everything = self._engine(self.defined.nodes)
-        self.published = {n: everything.published(node) for n, node in self.defined.nodes.items()}
+        self.published = {
+            name: everything.published(node, log.topic(topic_of(pipeline.name, name)).id)
+            for name, node in self.defined.nodes.items()
+        }
         lost = bool(self.status.manifest) and not self.packs.names()
         """All state is gone, as in a restored log: all views are built anew."""
         live = [] if lost else self.defined.unchanged(self.published, self.status.views)
