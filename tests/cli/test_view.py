@@ -7,10 +7,12 @@ rows are right (tests/pipelines), what a terminal shows.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import headrace as hr
+from headrace.pipelines.views.run import Runner
 from tests.cli.conftest import Headrace
 
 FILE = """
@@ -55,6 +57,37 @@ def test_from_plan_to_rows(headrace: Headrace, file: str) -> None:
     assert (late.code, "HR-LOG-026" in late.err) == (1, True)
     assert "unchanged" in headrace("plan", file).out
     assert "HR-LOG-010" in headrace("view", "show", "nothing").err
+
+
+def test_topics_that_are_gone_are_left_out(headrace: Headrace, folder: str, file: str) -> None:
+    text = Path(file).read_text()
+    Path(file).write_text(text + 'shop.view("number", sql="select count(*) n from orders")\n')
+    headrace("run", file, "--once")
+    Path(file).write_text(text)
+    headrace("run", file, "--once")
+    with hr.connect(folder) as log:
+        log.delete_topic("shop.number")
+        log.delete_topic("orders")
+    (view,) = headrace("view", "ls", "--json").json
+    assert (view["view"], view["behind"]) == ("shop.revenue", 0)
+
+
+def test_a_file_is_read_anew_when_an_input_changes(
+    headrace: Headrace, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Altered(Runner):
+        """Has a column added after the views were read."""
+
+        def run(self, until: Any) -> int:
+            if "z" not in self.log.topic("orders").schema.arrow.names:
+                self.log.alter_topic("orders", add="z bigint")
+            return super().run(until)
+
+    monkeypatch.setattr("headrace.pipelines.views.run.Runner", Altered)
+    Path(file).write_text(FILE + 'shop.view("itself", sql="select * from orders")\n')
+    done = headrace("run", file, "--once")
+    assert (done.code, "the views are read anew" in done.err) == (0, True)
+    assert "z" in headrace("view", "read", "itself").rows[0]
 
 
 def test_explain_says_what_is_kept(headrace: Headrace, file: str) -> None:

@@ -231,6 +231,10 @@ select status, stddev(amount) s, sum(qty) t, percentile(qty, 0.5) p from orders 
 -- sorted_list
 select customer_id, sort_array(collect_list(qty)) l, sort_array(collect_set(status)) s from
 orders group by customer_id
+-- modes
+select status, mode(qty, true) a, mode() within group (order by qty desc) b from orders group by 1
+-- collation_by_bytes
+select status collate utf8_binary s, count(*) from orders group by 1
 -- global_regroup
 select var_pop(qty) from orders where id < 0
 -- cte

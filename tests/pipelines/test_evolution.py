@@ -136,6 +136,41 @@ def test_a_run_reads_its_views_anew_when_an_input_changes(log: Any, spark: Any) 
 
 
 @pytest.mark.timeout(300)
+def test_a_topic_that_is_made_anew_is_another_input(log: Any, spark: Any) -> None:
+    """Nothing is left of the rows of the one before, whoever notices, and when."""
+    pipeline = pipe(sums="select g, sum(n) as s from a group by g", gs="select distinct g from a")
+    pipeline.run(log, until="caught up")
+    for given in ([], [{"g": "x", "n": 5}]):
+        running = Runner(pipeline, log, spark)
+        running.run("caught up")
+        log.delete_topic("a")
+        with pytest.raises(hr.errors.UnknownTopic):
+            running.run("caught up")
+        log.create_topic("a", "g string, n int", kind="changes")
+        if given:
+            log.append("a", given)
+        with pytest.raises(hr.errors.InputChanged), running:
+            running.run("caught up")
+        assert {one.action for one in planned(pipeline, log).views} == {"is rebuilt"}
+        pipeline.run(log, until="caught up")
+        assert rows(pipeline, "sums") == [{"g": one["g"], "s": one["n"]} for one in given]
+        assert rows(pipeline, "gs") == [{"g": one["g"]} for one in given]
+
+
+@pytest.mark.timeout(300)
+def test_a_view_whose_topic_was_deleted_is_built_anew(log: Any, spark: Any) -> None:
+    pipeline = pipe(sums="select g, sum(n) as s from a group by g", number="select count(*) from a")
+    pipeline.run(log, until="caught up")
+    log.delete_topic("p.sums")
+    assert [one.action for one in planned(pipeline, log).views] == ["is rebuilt", "goes on"]
+    pipeline.run(log, until="caught up")
+    assert rows(pipeline, "sums") == [{"g": "x", "s": 1}, {"g": "y", "s": 2}]
+    log.append("a", [{"g": "x", "n": 5}])
+    pipeline.run(log, until="caught up")
+    assert rows(pipeline, "sums") == [{"g": "x", "s": 6}, {"g": "y", "s": 2}]
+
+
+@pytest.mark.timeout(300)
 def test_rows_set_aside_are_noted_once_for_each_view_that_leaves_them_out(
     log: Any, spark: Any
 ) -> None:

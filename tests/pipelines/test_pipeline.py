@@ -503,6 +503,21 @@ def test_a_view_without_columns_or_types_is_refused_at_its_place(log: Any, spark
         assert "test_pipeline.py:" in caught.value.place
 
 
+def test_columns_that_a_topic_cannot_have_are_refused_at_the_view(log: Any, spark: Any) -> None:
+    for sql, key, said in (
+        ("SELECT id AS `` FROM orders", [], "a column name is empty"),
+        ("SELECT struct() AS s FROM orders", [], "struct<> is not supported"),
+        ("SELECT DISTINCT array(id) AS a FROM orders", ["a"], "cannot be part of a key"),
+        ("SELECT id FROM orders", ["id", "id"], "a key column comes twice"),
+    ):
+        pipeline = shop()
+        pipeline.view("v", key=key, sql=sql)
+        with pytest.raises(hr.errors.BadSchema, match=said) as caught:
+            planned(pipeline, log)  # before anything is made
+        assert "of view 'v', " in caught.value.place
+        assert "test_pipeline.py:" in caught.value.place
+
+
 def test_a_pipeline_says_how_much_memory_its_drivers_hold(log: Any, spark: Any) -> None:
     small = hr.Pipeline("small", memory_bytes=9 << 20)
     with Runner(small, log, spark) as runner:

@@ -123,6 +123,60 @@ def test_a_pair_that_a_residual_fails_on_is_no_pair(log: Any, spark: Any, kind: 
     assert aside(made) == {("v", '{"k": 2, "x": 0, "y": 1}'): 1}
 
 
+@pytest.mark.timeout(300)
+def test_a_pair_that_never_was_fails_no_view(log: Any, spark: Any) -> None:
+    """Both rows change in one entry: the new one never met the old one of the other side."""
+    made = pipeline(
+        "stop",
+        inner="select 1 / (x - y) q from t join u on t.k = u.k",
+        full="select 1 / (x - y) q from t full join u on t.k = u.k",
+        scalar="select 1 / (x - (select max(y) from u)) q from t",
+        residual="select t.k from t left join u on t.k = u.k and 1 / (x - y) < 5",
+        anti="select t.k from t left anti join u on t.k = u.k and 1 / (x - y) > 5",
+    )
+    log.append("t", [row(1, 1)])
+    log.append("u", [{"k": 1, "y": 2}])
+    made.run(log, until="caught up")
+    with log.transaction() as entry:
+        entry.append("t", [row(1, 1, -1), row(1, 2)])
+        entry.append("u", [{"k": 1, "y": 2, "_weight": -1}, {"k": 1, "y": 3}])
+    made.run(log, until="caught up")
+    assert all(rows(made, name) == [(-1.0,)] for name in ("inner", "full", "scalar"))
+    assert (rows(made, "residual"), rows(made, "anti")) == ([(1,)], [(1,)])
+    log.append("t", [row(1, 3)])  # now there is one
+    with pytest.raises(errors.ViewStopped, match="DIVIDE_BY_ZERO"):
+        made.run(log, until="caught up")
+
+
+@pytest.mark.timeout(300)
+def test_a_row_that_was_mended_at_its_source_stops_no_view(log: Any, spark: Any) -> None:
+    """Neither one that goes on, however short its batches are, nor one that is built later."""
+    texts = {
+        "above": "select k, 6 div x q from t",
+        "inside": "select k, max(6 div x) q, stddev(6 div x) is null from t group by k",
+    }
+    made = pipeline("stop", **texts)
+    log.append("t", [row(1, 1)])
+    made.run(log, until="caught up")
+    log.append("t", [row(2, 0)])
+    with pytest.raises(errors.ViewStopped, match="DIVIDE_BY_ZERO"):
+        made.run(log, until="caught up")
+    for number in range(5):
+        log.append("t", [row(3, number + 1)])
+    log.append("t", [row(2, 0, -1), row(2, 2)])
+    last = log.append("t", [row(4, 0)]).position
+    with pytest.raises(errors.ViewStopped, match="'k': 4, 'x': 0") as stopped:
+        made.run(log, until="caught up", batch_rows=1)
+    assert stopped.value.details["position"] == last
+    log.append("t", [row(4, 0, -1)])
+    made.run(log, until="caught up", batch_rows=1)
+    assert {(1, 6), (2, 3), (3, 1)} <= set(rows(made, "above"))
+    pipeline("stop", more="select k, 6 div x q from t where k > 0", **texts).run(
+        log, until="caught up", batch_rows=1
+    )
+    assert rows(made, "more") == rows(made, "above")
+
+
 def test_notes_stay_with_a_view_whose_columns_are_renamed(log: Any, spark: Any) -> None:
     """What lies below the state that would be kept is not seen again: so it is not kept."""
     log.append("t", [row(1, 1), row(1, 0), row(2, 5)])

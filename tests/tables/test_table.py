@@ -223,6 +223,9 @@ def test_keys_of_a_wrong_form_are_refused_and_arrow_is_taken(log: EmbeddedLog) -
     ]
     assert found.get([{"k": 4}, (3,), 4]).column("v").to_pylist() == ["4", "3", "4"]
     assert found.get([]).num_rows == 0
+    for number, types in enumerate(("string", "decimal(38,2)", "int", "double")):
+        log.create_topic(f"n{number}", f"a {types}, b int", key=["a", "b"])
+        assert log.table(f"n{number}").get([]).num_rows == 0
     for keys in (["x"], [{"x": 1}], [(1, 2)], pa.array(["x"])):
         with pytest.raises(errors.WrongType):
             found.get(keys)

@@ -19,7 +19,7 @@ from headrace.cli.options import (
     project_option,
     talk,
 )
-from headrace.errors import BadUsage
+from headrace.errors import BadUsage, InputChanged
 
 if TYPE_CHECKING:
     from headrace.pipelines.views.run import Progress
@@ -53,30 +53,37 @@ def run(file: str | None, once: bool, folder: str, path: str, as_json: bool) -> 
 
     with open_log(path) as log:
         pipeline = load_pipeline(file)
-        with Runner(pipeline, log, report=_shown if not as_json else None) as runner:
-            if runner.build is not None and not as_json:
-                talk(f"building {', '.join(runner.build.views)}")
-            try:
-                through = runner.run("caught up")
-                ready = time.monotonic() - STARTED
-                if not once:
+        through, commits = None, 0
+        while through is None:
+            with Runner(pipeline, log, report=_shown if not as_json else None) as runner:
+                if runner.build is not None and not as_json:
+                    talk(f"building {', '.join(runner.build.views)}")
+                try:
+                    through = runner.run("caught up")
+                    ready = time.monotonic() - STARTED
+                    if not once:
+                        if not as_json:
+                            views, after = counted(len(pipeline.views), "view"), lasting(ready)
+                            talk(f"{views} of '{pipeline.name}' caught up {after} after start")
+                        archive_in_background()
+                        through = runner.run(None)
+                except KeyboardInterrupt:
+                    through = runner.status.through
+                except InputChanged as changed:  # once more, with the columns that it has now
+                    through = None
                     if not as_json:
-                        views = counted(len(pipeline.views), "view")
-                        talk(f"{views} of '{pipeline.name}' caught up {lasting(ready)} after start")
-                    archive_in_background()
-                    through = runner.run(None)
-            except KeyboardInterrupt:
-                through = runner.status.through
-            done = {
-                "pipeline": pipeline.name,
-                "through": through,
-                "commits": runner.commits,
-                "seconds": round(time.monotonic() - STARTED, 3),
-            }
+                        talk(f"{changed.fact}; the views are read anew")
+                commits += runner.commits
+        done = {
+            "pipeline": pipeline.name,
+            "through": through,
+            "commits": commits,
+            "seconds": round(time.monotonic() - STARTED, 3),
+        }
     if as_json:
         click.echo(json.dumps(done))
     else:
-        talk(f"'{pipeline.name}' is through {through}, {counted(runner.commits, 'commit')}")
+        talk(f"'{pipeline.name}' is through {through}, {counted(commits, 'commit')}")
 
 
 def _run_project(folder: str, *, once: bool, as_json: bool) -> None:

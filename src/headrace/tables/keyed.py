@@ -116,7 +116,7 @@ def _ordered_bytes(column: pa.Array) -> list[pa.Array]:
         words = (fixed(column, "<i8").view(np.uint64) ^ _TOP)[:, None]
     else:
         words = order64(column)[0][:, None]
-    body = words.astype(">u8").view(np.uint8).reshape(len(column), -1)
+    body = words.astype(">u8").view(np.uint8).reshape(len(column), 8 * words.shape[1])
     whole = np.concatenate([valid.astype(np.uint8)[:, None], body], axis=1)
     return [_rows_of_bytes(whole, np.where(valid, whole.shape[1], 1))]
 

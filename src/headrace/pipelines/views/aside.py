@@ -21,7 +21,7 @@ from headrace import errors
 from headrace.model.json_values import json_values
 from headrace.pipelines.pipeline import View
 from headrace.pipelines.views.algebra import Stateless
-from headrace.pipelines.views.changes import Failed, halved, joined, weights
+from headrace.pipelines.views.changes import Failed, consolidated, halved, joined, weights
 from headrace.pipelines.views.engine import Batch
 
 
@@ -54,7 +54,9 @@ class Evaluator:
             return node.template(*inputs)
         except errors.ExpressionFailed:
             parts: list[pa.RecordBatch] = []
-            for place, rows in enumerate(inputs):
+            # What cancels was never there: a join gives the new row of one side with the old one
+            # of the other, and takes it back.
+            for place, rows in enumerate(consolidated(one, 0) for one in inputs):
                 empty = [joined([], one.columns) for one in node.inputs]
                 names = node.inputs[place].names or rows.schema.names
 
@@ -81,7 +83,9 @@ class Evaluator:
             row = row_of(failed.names, failed.rows.slice(number, 1))
             if weight > 0 and view.on_error == "stop":
                 raise errors.ViewStopped(
-                    f"view '{view.name}' fails on the row {row}: {reason}", place=view.place
+                    f"view '{view.name}' fails on the row {row}: {reason}",
+                    place=view.place,
+                    row=row,
                 )
             text = json.dumps(row, ensure_ascii=False)
             aside = {"view": view.name, "reason": reason, "row": text}

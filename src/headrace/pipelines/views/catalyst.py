@@ -11,6 +11,7 @@ once. The internal interface used is small and old: ``children``, ``withNewChild
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -171,7 +172,7 @@ class Catalyst:
             from pyspark.sql.pandas.types import to_arrow_type
             from pyspark.sql.types import _parse_datatype_json_string
 
-            if " collate " in type_json or '"variant"' in type_json:
+            if re.search(' collate (?!UTF8_BINARY")', type_json) or '"variant"' in type_json:
                 raise _no_such_type(type_json, "keys are compared by their bytes")
             try:
                 parsed = _parse_datatype_json_string(_nullable(type_json))

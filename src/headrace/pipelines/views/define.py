@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from headrace import errors
 from headrace.model.ddl import normal_type
+from headrace.model.topic import define
 from headrace.pipelines.pipeline import Pipeline, View
 from headrace.pipelines.views.algebra import Node, Scan, is_unique
 from headrace.pipelines.views.groups import Unique
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
 
 
+KIND = "changes"
+"""Of the topic of a view."""
 TESTED = ("4.3.0",)
 """Versions of Spark that the tests have read plans of; another one is tried out first."""
 
@@ -142,6 +145,12 @@ def _checked(view: View, node: Node) -> Defined:
             why=f"its columns are {', '.join(node.names)}",
             fix=errors.nearest(missing[0], node.names),
         )
+    columns = zip(node.columns, node.names, strict=True)
+    try:  # as its topic is made later, where nobody knows of a definition
+        define(view.name, pa.schema([c.with_name(n) for c, n in columns]), view.key, None, 1, KIND)
+    except errors.BadSchema as error:
+        error.place = f"{error.place or 'a column'} of view '{view.name}', {view.place}"
+        raise
     if view.on_error == "set_aside":
         node = _alone(node, f"{view.name} {node.names} {node.fingerprint}")
     key = tuple(node.names.index(name) for name in view.key)
@@ -176,7 +185,7 @@ def ensure_topic(log: EmbeddedLog, name: str, view: Defined, *, alter: bool = Fa
     key = [view.names[i] for i in view.key] if view.view.key else []
     if name not in {topic.name for topic in log.topics()}:
         # Another driver may be starting at this moment: it makes the same topic.
-        log.create_topic(name, schema, key=key, kind="changes", exist_ok=True)
+        log.create_topic(name, schema, key=key, kind=KIND, exist_ok=True)
         return
     topic = log.topic(name)
     if list(topic.key) != key:

@@ -158,9 +158,10 @@ class Engine:
             self._identities[id(node)] = found
         return found
 
-    def published(self, node: Node) -> str:
-        """What names the rows of a view, with the names and types of its columns."""
-        parts = [self.identity(node), *node.names, *(str(one.type) for one in node.columns)]
+    def published(self, node: Node, topic: int) -> str:
+        """What names the rows of a view: its topic's id, the names and types of its columns."""
+        types = (str(one.type) for one in node.columns)
+        parts = [self.identity(node), str(topic), *node.names, *types]
         return blake2b("\n".join(parts).encode(), digest_size=12).hexdigest()
 
     def nodes(self) -> Iterator[Node]:

@@ -54,6 +54,7 @@ from headrace.pipelines.views.changes import (
     Words,
     change,
     check_same,
+    consolidated,
     distinct,
     halved,
     joined,
@@ -254,7 +255,8 @@ def _taken_at(columns: Sequence[pa.Array], rows: Numbers) -> Sequence[pa.Array]:
 def _residual(node: Join, blocks: list[Block], failed: list[Failed]) -> list[Block]:
     """The pairs that the residual condition keeps: asked of Spark once, for all blocks.
 
-    A pair that it fails on is no pair; where that is tolerated, it is added to `failed`.
+    A pair that it fails on is no pair; where that is tolerated, it is added to `failed`. Otherwise
+    it must cancel: the new row of one side and the old one of the other never were a pair.
     """
     residual = node.residual
     assert residual is not None
@@ -274,21 +276,22 @@ def _residual(node: Join, blocks: list[Block], failed: list[Failed]) -> list[Blo
         if size
     ]
     candidates = joined(asked, schema)
-    if not node.tolerant:
-        found = [residual(candidates)]
-    else:
-        found = []
+    found, bad = [], []
+    weight = np.concatenate([block.weights() for block in blocks])
+    for part in halved(
+        candidates.num_rows, lambda first, last: residual(candidates.slice(first, last - first))
+    ):
+        if isinstance(part, tuple):
+            at, error = part
+            pair = row_columns(candidates.slice(at, 1))
+            bad.append((change(pair, weight[at : at + 1], schema), error))
+        else:
+            found.append(part)
+    if node.tolerant:
         names = [*node.inputs[0].names, *node.inputs[1].names]
-        weight = np.concatenate([block.weights() for block in blocks])
-        for part in halved(
-            candidates.num_rows, lambda first, last: residual(candidates.slice(first, last - first))
-        ):
-            if isinstance(part, tuple):
-                at, error = part
-                pair = row_columns(candidates.slice(at, 1))
-                failed.append(Failed(names, change(pair, weight[at : at + 1], schema), error.fact))
-            else:
-                found.append(part)
+        failed += [Failed(names, pair, error.fact) for pair, error in bad]
+    elif consolidated(joined([pair for pair, _ in bad], schema), 0).num_rows:
+        raise bad[0][1]
     kept = np.sort(weights(joined(found, schema)))
     return [
         block.only(kept[(kept >= start) & (kept < start + size)] - start)

@@ -166,6 +166,7 @@ def _refuse(lifter: Lifter, java: Java, expression: Java, around: Java | None = 
     if kind in FUNCTIONS and not (
         (kind in COLLECTORS and around is not None and _hides_order(lifter, around))
         or (kind == "ListAgg" and _by_itself(function))
+        or (kind == "Mode" and function.reverseOpt().isDefined())  # the least of several, or last
     ):
         raise refuse_function(kind, expression.sql())
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.pipelines.views.define import define_views
 from headrace.pipelines.views.engine import Engine
-from headrace.pipelines.views.reading import status_of
+from headrace.pipelines.views.reading import status_of, topic_of
 from headrace.tables.packs import Packs, Ref
 
 if TYPE_CHECKING:
@@ -52,7 +52,11 @@ def planned(pipeline: Pipeline, log: EmbeddedLog, spark: SparkSession | None = N
     packs = Packs(f"{log.path}/pipelines/{pipeline.name}")
     engine = Engine(defined.nodes, defined.input_identities, packs, 0)
     steps = []
-    published = {name: engine.published(node) for name, node in defined.nodes.items()}
+    ids = {topic.name: topic.id for topic in log.topics()}
+    published = {
+        name: engine.published(node, ids.get(topic_of(pipeline.name, name), 0))
+        for name, node in defined.nodes.items()
+    }
     unchanged = defined.unchanged(published, status.views)
     for name in defined.nodes:
         if name in unchanged:

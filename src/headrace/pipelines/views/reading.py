@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,8 +70,9 @@ class Status:
         )
 
     def behind(self, log: EmbeddedLog) -> int:
-        """How many rows of its inputs a pipeline has not taken in."""
-        return sum(sum(log.ends(topic)) - rows for topic, rows in self.taken.items())
+        """How many rows of its inputs a pipeline has not taken in; none of those that are gone."""
+        there = {topic.name for topic in log.topics()} & self.taken.keys()
+        return sum(max(0, sum(log.ends(topic)) - self.taken[topic]) for topic in there)
 
 
 def writer_name(pipeline: str) -> str:
@@ -86,12 +87,16 @@ def status_of(log: EmbeddedLog, pipeline: str) -> Status:
 
 
 def pipelines(log: EmbeddedLog) -> dict[str, Status]:
-    """Every pipeline that has committed to a log."""
+    """Every pipeline that has committed to a log, with the views whose topics are still there."""
     start = state_counter(writer_name(""))
-    return {
-        name.removeprefix(start): Status.from_json(data, name.removeprefix(start))
-        for name, data in log.values(start).items()
-    }
+    there = {topic.name for topic in log.topics()}
+    found = {}
+    for counter, data in log.values(start).items():
+        name = counter.removeprefix(start)
+        status = Status.from_json(data, name)
+        views = {one: what for one, what in status.views.items() if topic_of(name, one) in there}
+        found[name] = replace(status, views=views)
+    return found
 
 
 def topic_of(pipeline: str, view: str) -> str:

@@ -80,7 +80,7 @@ FUNCTIONS = {
     "MaxBy": ("max_by", "max(struct(order, value)).value"),
     "MinBy": ("min_by", "min(struct(order, value)).value"),
     "MaxMinByK": ("max_by or min_by", "a view of the values and their order"),
-    "Mode": ("mode", "a view that counts the values"),
+    "Mode": ("mode", "mode(x, true), which of several takes the least"),
     "PandasMode": ("mode", "a view that counts the values"),
     "ListAgg": ("listagg (also called string_agg)", "listagg(x, ',') within group (order by x)"),
     "ApproximatePercentile": ("approx_percentile", "percentile(x, p), which is exact"),

@@ -156,7 +156,10 @@ class Runner:
         self._held = -HOLD_SECONDS
         """The position of the last commit."""
         everything = self._engine(self.defined.nodes)
-        self.published = {n: everything.published(node) for n, node in self.defined.nodes.items()}
+        self.published = {
+            name: everything.published(node, log.topic(topic_of(pipeline.name, name)).id)
+            for name, node in self.defined.nodes.items()
+        }
         lost = bool(self.status.manifest) and not self.packs.names()
         """All state is gone, as in a restored log: all views are built anew."""
         live = [] if lost else self.defined.unchanged(self.published, self.status.views)
@@ -279,18 +282,45 @@ class Runner:
             return False
         if not self._source.whole:
             return self._large_entry(self._source, changes)
-        self._cuts = self._source.cuts = True
-        attempt = self._attempt()
-        try:
-            batch = self.live.step(changes, attempt)
-            taken = {topic: self._base[topic] + n for topic, n in self._source.taken.items()}
-            self._commit(batch, self._source.through, taken, attempt, self.live)
-        except errors.ViewStopped as error:
-            self.blame(error, self.live, self.status.through, self._source.through)
-            raise
-        finally:
-            attempt.forget()
-        return True
+        source, self._cuts = self._source, True
+        while True:
+            attempt = self._attempt()
+            try:
+                batch = self.live.step(changes, attempt)
+                taken = {topic: self._base[topic] + n for topic, n in source.taken.items()}
+                self._commit(batch, source.through, taken, attempt, self.live)
+            except errors.ViewStopped as error:
+                source.cuts = False
+                later = self.twice(changes, lambda: source.take()[0])
+                if later is None:
+                    self.blame(error, self.live, self.status.through, source.through)
+                    raise
+                changes = later
+            else:
+                source.cuts = True
+                return True
+            finally:
+                attempt.forget()
+
+    def twice(self, changes: Changes, take: Callable[[], Changes]) -> Changes | None:
+        """These changes and about as many later ones, in one step; None if there are none.
+
+        A row that makes a view fail stops it only if it is still there at the end, or where more
+        would have to be held than may be: mended at its source, it fails no view.
+        """
+        parts = [changes]
+        wanted = sum(rows.num_rows for rows in changes.values())
+        may_hold = self.packs.may_hold - sum(rows.nbytes for rows in changes.values())
+        while wanted > 0 and may_hold > 0 and (later := take()):
+            parts.append(later)
+            wanted -= sum(rows.num_rows for rows in later.values())
+            may_hold -= sum(rows.nbytes for rows in later.values())
+        if len(parts) == 1:
+            return None
+        return {
+            name: pa.concat_batches([part[name] for part in parts if name in part])
+            for name in dict.fromkeys(name for part in parts for name in part)
+        }
 
     def _counted(self) -> Counter[str]:
         """Topic -> rows up to the last commit; those of an input that is new are counted."""
@@ -325,7 +355,9 @@ class Runner:
             for position, changes in source.entries():
                 try:
                     engine.keep(engine.step(changes, attempt))
-                except errors.ViewStopped:
+                except errors.ViewStopped as found:
+                    if found.details.get("row") != error.details.get("row"):
+                        continue  # a row that a later entry has mended
                     error.why = f"the entry at position {position} makes it fail"
                     error.details["position"] = position
                     return
@@ -600,17 +632,26 @@ class Build:
         runner = self._runner
         self._goal, before = goal, self.through
         changes, given, rows = next(self._steps)
-        try:
-            self.outputs.add(self.engine, changes, given)
-        except errors.ViewStopped as error:
-            if not (given or self.has_cut):
-                runner.blame(error, self.engine, before, self.through)
-            raise
+        while True:
+            try:
+                self.outputs.add(self.engine, changes, given)
+                break
+            except errors.ViewStopped as error:
+                later = runner.twice(changes, self._later)
+                if later is None:
+                    if not (given or self.has_cut):
+                        runner.blame(error, self.engine, before, self.through)
+                    raise
+                changes, rows = later, sum(one.num_rows for one in later.values())
         self._rows += rows
         if runner._report is not None:
             seconds = time.monotonic() - self._started
             runner._report(Progress(tuple(self.views), self._rows, self._total, seconds))
         return self.through == goal and not given and self._source is None
+
+    def _later(self) -> Changes:
+        """What the reading that is under way gives next."""
+        return {} if self._source is None or self.has_cut else next(self._steps)[0]
 
     def taken(self) -> dict[str, int]:
         """Topic -> rows of it that are taken in."""

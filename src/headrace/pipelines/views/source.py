@@ -1,8 +1,9 @@
 """What the inputs of a pipeline give: changes in whole entries, with the columns that it knows.
 
 The columns are those that the views were read with. A column that a topic gets later, loses or
-widens ends the reading (`InputChanged`): whoever runs the pipeline reads its views anew. Rows of an
-older generation of a topic count for nothing, here as in every table of the log.
+widens ends the reading (`InputChanged`), and so does another topic of its name: whoever runs the
+pipeline reads its views anew. Rows of an older generation of a topic count for nothing, here as in
+every table of the log.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from headrace.pipelines.views.reading import own_columns
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
     from headrace.model.records import Batch
+    from headrace.model.topic import Topic
     from headrace.pipelines.views.define import Views
 
 STEP_BYTES = 64 << 20
@@ -58,8 +60,8 @@ class Source:
             self._of_topic.setdefault(one.topic, []).append(one.name)
         self._inputs, self._views, self._log = inputs, views, log
         self._schemas = views.input_schemas
-        self._counts: dict[tuple[str, int], bool] = {}
-        """Topic and version of its schema -> whether rows of it count."""
+        self._known: dict[str, Topic] = {}
+        """The topics as they were looked at last."""
         self.taken = Counter(dict.fromkeys(self._of_topic, 0))
         """Topic -> rows taken so far."""
         self._reading: Reading = log.read(
@@ -87,6 +89,8 @@ class Source:
             size += batch.data.nbytes
             if (rows >= self._rows or size >= self._bytes) and (batch.last or self.cuts):
                 break
+        for name in self._of_topic:  # one that was made anew may have no rows yet
+            self._same(name)
         return {name: joined(parts, self._schemas[name]) for name, parts in found.items()}, rows
 
     def entries(self) -> Iterator[tuple[int, dict[str, pa.RecordBatch]]]:
@@ -108,20 +112,25 @@ class Source:
 
     def _names(self, batch: Batch) -> list[str]:
         """The inputs that take these rows: none, if they are of an older generation."""
-        names = self._of_topic[batch.topic]
-        version = (batch.topic, batch.schema_version)
-        if version not in self._counts:
-            for one in (self._inputs[name] for name in names):
+        topic = self._same(batch.topic)
+        written = topic.schemas[batch.schema_version - 1]
+        counts = written.generation == topic.schema.generation
+        return self._of_topic[batch.topic] if counts else []
+
+    def _same(self, name: str) -> Topic:
+        """A topic, if it is what it was when the views were read."""
+        topic = self._log.topic(name)
+        if topic is not self._known.get(name):
+            for one in (self._inputs[each] for each in self._of_topic[name]):
                 known = self._schemas[one.name], self._views.input_identities[one.name]
                 if known != (input_schema(self._log, one), input_identity(self._log, one)):
                     raise errors.InputChanged(
-                        f"topic '{one.topic}' has other columns than when '{one.name}' was read",
+                        f"topic '{name}' has other columns than when '{one.name}' was read, "
+                        "or was made anew",
                         place=one.name,
                     )
-            topic = self._log.topic(batch.topic)
-            written = topic.schemas[batch.schema_version - 1]
-            self._counts[version] = written.generation == topic.schema.generation
-        return names if self._counts[version] else []
+            self._known[name] = topic
+        return topic
 
     def close(self) -> None:
         """End the reading."""
@@ -146,10 +155,11 @@ def input_schema(log: EmbeddedLog, one: Input) -> pa.Schema:
 
 def input_identity(log: EmbeddedLog, one: Input) -> str:
     """What state over an input depends on, besides the columns that are used of it."""
-    schema = log.topic(one.topic).schema
+    topic = log.topic(one.topic)
+    schema = topic.schema
     gone = {column.name for column in schema.columns if column.retired}
     again = [f"{column.name}={column.id}" for column in schema.live if column.name in gone]
-    return " ".join([one.kind, one.topic, str(schema.generation), *again])
+    return " ".join([one.kind, one.topic, str(topic.id), str(schema.generation), *again])
 
 
 def as_change(data: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
