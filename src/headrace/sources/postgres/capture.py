@@ -337,8 +337,6 @@ class Capture:
         if not state.lsn:  # or it was removed, and added again
             state.system_id, state.timeline = found.system_id, found.timeline
             state.database, state.database_oid = found.database, found.database_oid
-            for one in state.tables.values():
-                one.member = 0
         else:
             resume.check(
                 self._saved(chosen),
@@ -953,7 +951,8 @@ class Capture:
                 captured.read_again()
                 if captured.state.key:
                     captured.state.fence = -1  # perhaps it was not published all the time
-                captured.state.member, captured.published, self._looked_at = 0, False, 0.0
+                captured.state.member, captured.published = 0, False
+                self._looked_at = self._published_at = 0.0
             else:  # it could not be captured: perhaps now it can
                 del self._tables[captured.info.schema, captured.info.name]
                 del self.state.tables[table]
