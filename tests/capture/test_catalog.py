@@ -145,7 +145,7 @@ def test_all_tables_are_those_there_are_now(database: Database) -> None:
         assert found is not None
         assert found.all_tables
         assert found.tables == {("public", "part")}
-        assert found.members == {("public", "part"): 0}
+        assert found.members == {("public", "part"): found.oid}
 
 
 def test_the_note_is_left_and_read_and_never_in_place_of_a_persons_words(

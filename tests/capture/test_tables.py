@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -711,3 +712,138 @@ def test_a_column_that_is_named_as_a_topics_own(
     shop.run("caught up")
     assert rows(log, "public.t") == [(1, 2)]
     assert rows(log, "public.u") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("done", "error", "what"),
+    [
+        ("alter publication headrace_shop drop table t", errors.TableLeftPublication, "not have"),
+        (
+            "alter publication headrace_shop drop table t;"
+            "alter publication headrace_shop add table t",
+            errors.TableLeftPublication,
+            "put back",
+        ),
+        (
+            "alter publication headrace_shop set table t where (id > 5), other, late",
+            errors.TableLeftPublication,
+            "row filter",
+        ),
+        (
+            "alter publication headrace_shop set (publish = 'insert, update')",
+            errors.TableLeftPublication,
+            "delete, truncate",
+        ),
+        (
+            "alter publication headrace_shop drop table t; create table fresh(id int primary key)",
+            errors.TableLeftPublication,
+            "not have",
+        ),
+        ("drop publication headrace_shop", errors.PublicationDropped, "is gone"),
+        (
+            "drop publication headrace_shop; create publication headrace_shop for table t, other",
+            errors.PublicationDropped,
+            "made again",
+        ),
+    ],
+)
+def test_what_is_not_published_any_more_is_noticed_while_it_runs(
+    database: Database,
+    log: EmbeddedLog,
+    connection: psycopg.Connection[Any],
+    done: str,
+    error: type[errors.HeadraceError],
+    what: str,
+) -> None:
+    """The stream would say nothing of it: the rows would be missing until the next start. R-B3"""
+    run = connection.execute
+    run("create table t(id int primary key, a int); create table other(id int primary key)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=0.3)
+    shop.run("caught up")
+    raised: list[Exception] = []
+
+    def go() -> None:
+        try:
+            shop.run()
+        except errors.HeadraceError as one:
+            raised.append(one)
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    try:
+        run("create table late(id int primary key); insert into late values (1)")  # its own doing
+        wait(lambda: statuses(shop).get("public.late") == "live")
+        run(done.encode())
+        thread.join(20)
+        assert not thread.is_alive()
+    finally:
+        shop.stop()
+        thread.join()
+    assert isinstance(raised[0], error)
+    assert what in str(raised[0])
+    with pytest.raises(error):  # nor has it put things right in silence
+        shop.run("caught up")
+
+
+def test_a_table_that_is_asked_for_is_published_again_while_the_capture_runs(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    """What the error says helps also before the capture has noticed."""
+    run = connection.execute
+    run("create table t(id int primary key)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=3600)
+    shop.run("caught up")
+    thread = threading.Thread(target=shop.run)
+    thread.start()
+    try:
+        run("insert into t values (1)")
+        wait(lambda: rows(log, "public.t") == [(1,)])
+        run("alter publication headrace_shop drop table t; insert into t values (2)")
+        asks(log, database, t=1)
+        run("insert into t values (3)")
+        wait(lambda: rows(log, "public.t") == [(1,), (2,), (3,)])
+        run("insert into t values (4)")
+        wait(lambda: rows(log, "public.t") == [(1,), (2,), (3,), (4,)])
+    finally:
+        shop.stop()
+        thread.join()
+    shop.run("caught up")
+
+
+@pytest.mark.parametrize("of", ["all tables", "tables in schema public"])
+def test_tables_that_are_published_by_their_schema_leave_the_publication(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any], of: str
+) -> None:
+    run = connection.execute
+    run("create table t(id int primary key)")
+    publish = f"create publication headrace_shop for {of} with (publish_via_partition_root)"
+    run(publish.encode())
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    if of == "all tables":
+        run("drop publication headrace_shop; create publication headrace_shop")
+    else:
+        run("alter publication headrace_shop drop tables in schema public")
+    run("insert into t values (1)")
+    with pytest.raises((errors.PublicationDropped, errors.TableLeftPublication)):
+        shop.run("caught up")
+
+
+def test_a_publication_that_was_made_again_serves_when_all_tables_are_read_anew(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    """What the error says, helps."""
+    run = connection.execute
+    run("create table t(id int primary key); create table u(id int primary key)")
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    run("drop publication headrace_shop; insert into t values (1); insert into u values (2)")
+    run("create publication headrace_shop for table t, u with (publish_via_partition_root)")
+    for some in ({}, {"t": 1}):
+        asks(log, database, **some)
+        with pytest.raises(errors.PublicationDropped):
+            shop.run("caught up")
+    asks(log, database, t=1, u=1)
+    shop.run("caught up")
+    shop.run("caught up")
+    assert (rows(log, "public.t"), rows(log, "public.u")) == ([(1,)], [(2,)])

@@ -324,6 +324,27 @@ def test_remove_asks_first(added: Headrace, shop: psycopg.Connection[Any]) -> No
     assert added("capture", "run", "shop").code == 1
 
 
+def test_a_publication_of_somebody_else_is_left(
+    headrace: Headrace, database: Database, shop: psycopg.Connection[Any]
+) -> None:
+    """The capture of a role that may only replicate and read can be removed."""
+    shop.execute("create role few login replication")
+    try:
+        shop.execute("grant select on orders to few")
+        shop.execute("create publication headrace_shop for table orders")
+        assert (
+            headrace("capture", "add", "shop", database.dsn(user="few"), "--tables", "orders").code
+            == 0
+        )
+        caught_up(headrace)
+        done = headrace("capture", "remove", "shop", "--yes", "--json")
+        assert done.json["left"] == ["publication headrace_shop"]
+        assert (slots(shop), publications(shop)) == ([], ["headrace_shop"])
+        assert headrace("capture", "status", "--json").json == []
+    finally:
+        shop.execute("drop owned by few; drop role few")
+
+
 def test_removed_and_added_again(
     added: Headrace, database: Database, shop: psycopg.Connection[Any], folder: str
 ) -> None:

@@ -474,19 +474,21 @@ def remove(name: str, yes: bool, gone: bool, path: str, as_json: bool) -> None:
                 as_json=as_json,
             )
         if gone:
-            dropped = ending.remove(log, name, None)
+            dropped, left = ending.remove(log, name, None)
         else:
             try:
                 with reached(settings.dsn) as connection:
-                    dropped = ending.remove(log, name, connection)
+                    dropped, left = ending.remove(log, name, connection)
             except SourceAway as error:
                 error.fix = "start the server; if it is gone for good: --gone"
                 raise
     if as_json:
-        click.echo(json.dumps({"capture": name, "dropped": dropped}))
+        click.echo(json.dumps({"capture": name, "dropped": dropped, "left": left}))
         return
     for one in dropped:
         talk(f"dropped {one}")
+    for one in left:
+        talk(f"left {one}: its owner may drop it")
     talk(f"'{name}' is removed; its topics are kept")
 
 

@@ -434,10 +434,13 @@ class Capture:
         """
         assert self.state is not None
         name = self.state.publication
-        if catalog.publication(control, name) is None:
+        there = catalog.publication(control, name)
+        if self.state.lsn:
+            resume.check_publication(self._saved(chosen), there, chosen.values())
+        elif there is None:
             made = sql.SQL("CREATE PUBLICATION {} WITH (publish_via_partition_root = true)")
             control.execute(made.format(sql.Identifier(name)))
-        there = catalog.publication(control, name)
+            there = catalog.publication(control, name)
         assert there is not None
         self._refused = {one: why for one, why in self._refused.items() if one not in chosen}
         self._published_at = time.monotonic()
@@ -504,7 +507,7 @@ class Capture:
             state.reason = why if later else f"not published: {why}"
             if later and self._lost is not None:
                 self._lost(psycopg.OperationalError(f"{full} {why}"))
-        state.member = member  # another one, if the capture was removed and added again
+        state.member = member
         if not state.oid:
             state.oid, state.storage, state.labels = info.oid, info.storage, _labels(info)
         captured = self._tables.get(name)
@@ -643,19 +646,34 @@ class Capture:
     def _look(self, control: psycopg.Connection, stream: Stream, *, at_once: bool) -> None:
         """Look for tables that are new, and for columns that changed without a row that says so.
 
+        And whether all are still published: of those that are not, the stream says nothing.
+
         What a table is now counts only once the stream has passed the place where it was seen:
         rows that are still to come may be older than the change.
         """
+        assert self.state is not None
         now = time.monotonic()
         often = LOOK_SECONDS if self._unsettled() else self._heartbeat
         if not at_once and now - self._looked_at < often:
             return
         self._looked_at = now
         known = next((one.types for one in self._tables.values()), None)
-        found = {(t.schema, t.name): t for t in catalog.tables(control, self.patterns, known)}
+        with control.transaction():  # both at one moment: a table may be renamed between
+            control.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            found = {(t.schema, t.name): t for t in catalog.tables(control, self.patterns, known)}
+            published = catalog.publication(control, self.state.publication)
+        resume.check_publication(self._saved(found), published, found.values())
         place = catalog.lsn(control)
-        there = {name: one.info.oid for name, one in self._tables.items()}
-        again = [one for one in self._refused if self._tables[one].state.status != STOPPED]
+        there = {
+            name: one.info.oid
+            for name, one in self._tables.items()
+            if one.published or name in self._refused
+        }
+        again = [
+            one
+            for one in self._refused
+            if one in self._tables and self._tables[one].state.status != STOPPED
+        ]
         if again and now - self._published_at < PUBLISH_SECONDS:
             again = []
         if again or any(there.get(name) != info.oid for name, info in found.items()):
@@ -933,6 +951,8 @@ class Capture:
                 captured.read_again()
                 if captured.state.key:
                     captured.state.fence = -1  # perhaps it was not published all the time
+                captured.state.member, captured.published = 0, False
+                self._looked_at = self._published_at = 0.0
             else:  # it could not be captured: perhaps now it can
                 del self._tables[captured.info.schema, captured.info.name]
                 del self.state.tables[table]

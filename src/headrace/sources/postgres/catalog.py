@@ -76,8 +76,8 @@ class Publication:
     owner: str
     tables: frozenset[TableName]
     members: Mapping[TableName, int]
-    """The oid of the entry by which a table named in the publication is in it. A table that was
-    taken out and put back has another one. Those in it by their schema or by `all_tables`: 0."""
+    """The oid of the entry by which a table is in it: its own, its schema's, or, if it has all
+    tables, the publication's. A table that was taken out and put back has another one."""
     all_tables: bool
     via_root: bool
     insert: bool
@@ -248,41 +248,46 @@ def publication(connection: Connection, name: str) -> Publication | None:
         return None
     # Not by the view pg_publication_tables, which waits for tables that somebody has locked.
     query = """
-        select nspname, relname
+        select nspname, relname, coalesce(
+          (select r.oid::bigint from pg_publication_rel r
+            where r.prpubid = p.oid and r.prrelid = c.oid),
+        """
+    if connection.info.server_version >= 150000:
+        query += """
+          (select s.oid::bigint from pg_publication_namespace s
+            where s.pnpubid = p.oid and s.pnnspid = c.relnamespace),
+        """
+    query += """
+          case when puballtables then p.oid::bigint end) as member
         from pg_publication p, pg_class c join pg_namespace n on n.oid = c.relnamespace
         where pubname = %s and (relkind = 'r' or relkind = 'p' and pubviaroot)
           and not (relispartition and pubviaroot)
           and relpersistence = 'p' and nspname !~ '^pg_' and nspname <> 'information_schema'
-          and (puballtables
-            or c.oid in (select prrelid from pg_publication_rel where prpubid = p.oid)
         """
-    if connection.info.server_version >= 150000:
-        of_schemas = "select pnnspid from pg_publication_namespace where pnpubid = p.oid"
-        query += f" or c.relnamespace in ({of_schemas})"
-    query += ")"
-    tables = frozenset((schema, table) for schema, table in _rows(connection, query, [name]))
+    rows = _rows(connection, query, [name])
+    members = {(row.nspname, row.relname): row.member for row in rows if row.member is not None}
     query = """
-        select nspname, relname, r.oid::bigint,
+        select nspname, relname,
           coalesce(to_jsonb(r) ->> 'prqual', to_jsonb(r) ->> 'prattrs') is not null as filtered
         from pg_publication p join pg_publication_rel r on r.prpubid = p.oid
         join pg_class c on c.oid = r.prrelid join pg_namespace n on n.oid = c.relnamespace
         where pubname = %s
         """
-    named = {(row.nspname, row.relname): row for row in _rows(connection, query, [name])}
+    named = _rows(connection, query, [name])
     one = found[0]
     return Publication(
         name=name,
         oid=one.oid,
         owner=one.owner,
-        tables=tables,
-        members={table: named[table].oid if table in named else 0 for table in tables},
+        tables=frozenset(members),
+        members=members,
         all_tables=one.puballtables,
         via_root=one.pubviaroot,
         insert=one.pubinsert,
         update=one.pubupdate,
         delete=one.pubdelete,
         truncate=one.pubtruncate,
-        filtered=frozenset(table for table, row in named.items() if row.filtered),
+        filtered=frozenset((row.nspname, row.relname) for row in named if row.filtered),
     )
 
 

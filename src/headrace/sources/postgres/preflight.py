@@ -300,9 +300,12 @@ def _published(
         what = f"does not have {', '.join(missing)}"
         yield Finding("error", what, where, before, (statement,))
     for table in sorted(found.filtered.intersection(names)):
-        why = "what these hold back would be missing; take the table out, and add it"
-        what = f"has a row filter or a list of columns on {quoted(table)}"
-        yield Finding("error", what, where, why)
+        why = "what these hold back would be missing"
+        what = f"has a row filter or a list of columns in {where}"
+        again = [
+            f"ALTER PUBLICATION {name} {do} TABLE ONLY {quoted(table)}" for do in ("DROP", "ADD")
+        ]
+        yield Finding("error", what, f"table {'.'.join(table)}", why, tuple(again))
     query = "select pg_has_role(pubowner, 'usage') from pg_publication where pubname = %s"
     if not _value(connection, query, found.name):
         role = identifier(_value(connection, "select current_user"))

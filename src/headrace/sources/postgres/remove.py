@@ -31,11 +31,16 @@ def publication_name(name: str) -> str:
     return f"headrace_{name}"
 
 
-def remove(log: EmbeddedLog, name: str, connection: psycopg.Connection[Any] | None) -> list[str]:
-    """Remove a capture; what was dropped at the server. None for a server that is gone for good."""
+def remove(
+    log: EmbeddedLog, name: str, connection: psycopg.Connection[Any] | None
+) -> tuple[list[str], list[str]]:
+    """Remove a capture; what was dropped at the server, and what was left as somebody else's.
+
+    `connection`: None for a server that is gone for good.
+    """
     asked.update(log, name, paused=True)
     state = asked.saved_state(log, name)
-    dropped = [] if connection is None else _tidy(log, name, state, connection)
+    done = ([], []) if connection is None else _tidy(log, name, state, connection)
     writer = log.writer(writer_name(name))
     left = State.load(log, name)
     with writer.transaction(state=None if left is None else fresh(left, log).to_json()) as entry:
@@ -44,7 +49,7 @@ def remove(log: EmbeddedLog, name: str, connection: psycopg.Connection[Any] | No
         entry.expect(settings_name(name), log.counter(settings_name(name)))
         gone = asked.Settings(asked.get(log, name).dsn, removed=True)
         entry.put(settings_name(name), gone.to_json())
-    return dropped
+    return done
 
 
 def fresh(state: State, log: EmbeddedLog) -> State:
@@ -61,8 +66,8 @@ def fresh(state: State, log: EmbeddedLog) -> State:
 
 def _tidy(
     log: EmbeddedLog, name: str, state: State | None, connection: psycopg.Connection[Any]
-) -> list[str]:
-    dropped = []
+) -> tuple[list[str], list[str]]:
+    dropped, left = [], []
     if state is not None and _drop_slot(connection, name, state.slot):
         dropped.append(f"replication slot {state.slot}")
     publication = publication_name(name) if state is None else state.publication
@@ -70,9 +75,12 @@ def _tidy(
     another = note is not None and note.log != log.journal.log_id.hex()
     if catalog.publication(connection, publication) is not None and not another:
         drop = sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(publication))
-        connection.execute(drop)
-        dropped.append(f"publication {publication}")
-    return dropped
+        try:
+            connection.execute(drop)
+            dropped.append(f"publication {publication}")
+        except psycopg.errors.InsufficientPrivilege:  # somebody else has made it for us
+            left.append(f"publication {publication}")
+    return dropped, left
 
 
 def _drop_slot(connection: psycopg.Connection[Any], name: str, slot: str) -> bool:

@@ -3,7 +3,8 @@
 R-B3 asks for a refusal with a name wherever changes could be lost. PostgreSQL does not help here:
 asked for an older position than the slot's, it silently begins at the slot's (since version 15);
 without its publication it sends nothing, with a warning in its own log (since version 18). So at
-each start everything is compared, and what differs has its own error.
+each start everything is compared, and what differs has its own error; the publication is looked at
+while the capture runs too.
 
 **The rule of positions.** A capture confirms to the slot only what its log has on disk. So the
 slot's confirmed position is never after the log's. (It may be before: the server writes it down
@@ -28,8 +29,8 @@ All three mean the same for the data, so a confusion of them harms the advice, n
 Two that take turns are seen by the note, which then has the id of another log.
 
 **Gone and back again.** What was not published when it was written never comes. A publication, or
-the entry of a table in it, that was dropped and made again is known by its oid. (Tables that are
-published by their schema have no entry of their own: for them only the present is compared.)
+the entry of a table in it, that was dropped and made again is known by its oid. A table that is
+published by its schema, or with all others, has the entry of those.
 
 A table that is no longer there at all is a change of the schema, and not judged here.
 """
@@ -47,6 +48,7 @@ from headrace.sources.postgres.catalog import (
     SlotState,
     TableInfo,
     TableName,
+    identifier,
     lsn_text,
     quoted,
 )
@@ -87,7 +89,11 @@ def check(
     """Raise the error that says why the capture may not go on; `position` is the server's WAL."""
     _check_server(saved, identity, position)
     _check_slot(saved, identity, slot, note)
-    _check_publication(saved, publication, list(tables))
+    tables = list(tables)
+    check_publication(saved, publication, tables)
+    for table in tables:
+        if (table.schema, table.name) in saved.tables:
+            _check_identity(table)
 
 
 def _check_server(saved: Saved, identity: Identity, position: int) -> None:
@@ -174,13 +180,14 @@ def _say_why_ahead(saved: Saved, slot: SlotState, at: int, note: Note | None) ->
     )
 
 
-def _check_publication(
-    saved: Saved, publication: Publication | None, tables: list[TableInfo]
+def check_publication(
+    saved: Saved, publication: Publication | None, tables: Iterable[TableInfo]
 ) -> None:
+    """The part of it that can happen at any time, and is looked for while a capture runs too."""
     place = f"publication {saved.publication}"
     if publication is None:
         raise errors.PublicationDropped(f"publication '{saved.publication}' is gone", place=place)
-    if publication.oid != saved.publication_oid:
+    if saved.tables and publication.oid != saved.publication_oid:
         raise errors.PublicationDropped(
             f"publication '{saved.publication}' was dropped and made again", place=place
         )
@@ -193,11 +200,12 @@ def _check_publication(
         raise errors.TableLeftPublication(
             f"publication '{saved.publication}' does not publish {', '.join(unpublished)}",
             place=place,
-            fix=f"ALTER PUBLICATION {saved.publication} SET (publish = "
+            fix=f"ALTER PUBLICATION {identifier(saved.publication)} SET (publish = "
             "'insert, update, delete, truncate'), then read the tables anew",
         )
     for table in tables:
         name = (table.schema, table.name)
+        _check_whole(table, publication)
         if name in saved.tables:
             _check_table(table, publication, saved.tables[name])
 
@@ -217,16 +225,28 @@ def _check_table(table: TableInfo, publication: Publication, member: int) -> Non
             place=place,
             fix="read the table anew: headrace capture snapshot TABLE",
         )
+
+
+def _check_whole(table: TableInfo, publication: Publication) -> None:
+    """Whatever was before: what a filter or a list of columns holds back would be missing."""
+    name = (table.schema, table.name)
     if name in publication.filtered:
+        alter = f"ALTER PUBLICATION {identifier(publication.name)}"
         raise errors.TableLeftPublication(
             f"publication '{publication.name}' has a row filter or a list of columns on "
             f"{table.schema}.{table.name}",
-            place=place,
+            place=f"table {table.schema}.{table.name}",
+            fix=f"{alter} DROP TABLE ONLY {quoted(name)}; {alter} ADD TABLE ONLY {quoted(name)}; "
+            "then read the table anew: headrace capture snapshot TABLE",
         )
+
+
+def _check_identity(table: TableInfo) -> None:
+    name = (table.schema, table.name)
     if not table.identity:
         raise errors.NoReplicaIdentity(
             f"table {table.schema}.{table.name} has no replica identity",
-            place=place,
+            place=f"table {table.schema}.{table.name}",
             fix=f"ALTER TABLE {quoted(name)} REPLICA IDENTITY "
             + ("DEFAULT" if table.key else "FULL, or give it a primary key"),
         )
