@@ -199,6 +199,7 @@ class Session:
             try:
                 yield
             except BaseException:
+                self._prepare_no_more()
                 self._temps.clear()
                 self._nullable.clear()
                 with contextlib.suppress(psycopg.Error):
@@ -225,8 +226,13 @@ class Session:
 
     def _back_to(self, savepoint: str) -> None:
         """Undo what was done since a savepoint; a key that may be null since may no longer be."""
+        self._prepare_no_more()
         self._run("rollback to savepoint {name}", name=sql.Identifier(savepoint))
         self._nullable.clear()
+
+    def _prepare_no_more(self) -> None:
+        """Of what was sent behind an error psycopg thinks that the server has prepared it."""
+        self._connection.prepare_threshold = None
 
     def _translated(self, error: psycopg.Error) -> errors.HeadraceError:
         code = error.sqlstate or "08"
