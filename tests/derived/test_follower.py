@@ -442,6 +442,44 @@ def test_a_right_that_is_missing_is_named_with_the_statement(
         other.execute("drop role may_nothing")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "alter table s.accounts owner to postgres",
+        "revoke insert on s.accounts from plain_role",
+        "revoke update on s._headrace from plain_role",
+        "alter table s.accounts enable row level security, force row level security; "
+        "create policy few on s.accounts using (id < 3) with check (true)",
+    ],
+)
+def test_a_right_that_is_taken_away_is_named_with_the_statement(
+    log: EmbeddedLog, database: Database, change: LiteralString
+) -> None:
+    """Row level security too: rows that it hides would be taken for missing."""
+    bank = Bank(log)
+    bank.commit()
+    with database.connect() as admin:
+        admin.execute("drop role if exists plain_role")
+        admin.execute("create role plain_role login")
+        admin.execute("create schema s authorization plain_role")
+        kept = kept_in(hr.Table(database.dsn(user="plain_role"), "s"))
+        with Follower(log, kept) as follower:
+            follower.run("caught up")
+            admin.execute(change)
+            for number in range(20):
+                bank.move(random.Random(number))
+            bank.commit()
+            with pytest.raises(errors.TargetStopped) as caught:
+                follower.run("caught up")
+        assert "s." in caught.value.fact
+        admin.execute(caught.value.fix)
+        with Follower(log, kept) as follower:
+            follower.run("caught up")
+        checked(log, kept)
+        admin.execute("drop owned by plain_role cascade")
+        admin.execute("drop role plain_role")
+
+
 def test_a_target_of_another_log_is_refused(
     log: EmbeddedLog, tmp_path: Path, database: Database
 ) -> None:
