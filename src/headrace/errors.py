@@ -1218,7 +1218,7 @@ class BadFeedToken(UsageError):
 
     code = "HR-HTTP-004"
     title = "the token is not one of this feed"
-    why = "it was changed on its way, or it comes from another log: one that was there before"
+    why = "it was changed on its way, or it comes from another log or topic, which was there before"
     fix = "begin anew, without a token: the current rows come first"
 
 

@@ -442,6 +442,44 @@ def test_a_right_that_is_missing_is_named_with_the_statement(
         other.execute("drop role may_nothing")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "alter table s.accounts owner to postgres",
+        "revoke insert on s.accounts from plain_role",
+        "revoke update on s._headrace from plain_role",
+        "alter table s.accounts enable row level security, force row level security; "
+        "create policy few on s.accounts using (id < 3) with check (true)",
+    ],
+)
+def test_a_right_that_is_taken_away_is_named_with_the_statement(
+    log: EmbeddedLog, database: Database, change: LiteralString
+) -> None:
+    """Row level security too: rows that it hides would be taken for missing."""
+    bank = Bank(log)
+    bank.commit()
+    with database.connect() as admin:
+        admin.execute("drop role if exists plain_role")
+        admin.execute("create role plain_role login")
+        admin.execute("create schema s authorization plain_role")
+        kept = kept_in(hr.Table(database.dsn(user="plain_role"), "s"))
+        with Follower(log, kept) as follower:
+            follower.run("caught up")
+            admin.execute(change)
+            for number in range(20):
+                bank.move(random.Random(number))
+            bank.commit()
+            with pytest.raises(errors.TargetStopped) as caught:
+                follower.run("caught up")
+        assert "s." in caught.value.fact
+        admin.execute(caught.value.fix)
+        with Follower(log, kept) as follower:
+            follower.run("caught up")
+        checked(log, kept)
+        admin.execute("drop owned by plain_role cascade")
+        admin.execute("drop role plain_role")
+
+
 def test_a_target_of_another_log_is_refused(
     log: EmbeddedLog, tmp_path: Path, database: Database
 ) -> None:
@@ -612,6 +650,57 @@ def test_a_refused_row_does_not_touch_what_points_at_the_others(
         assert [one["key"] for one in aside.rows(log, "p/main")] == ['{"k": 3}']
         for name in ("strict", "weak"):
             assert user.execute(f"select count(*) from {name}").fetchone() == (2,)
+
+
+def test_rows_that_are_pointed_at_exchange_a_unique_value(
+    log: EmbeddedLog, database: Database
+) -> None:
+    """They cannot be deleted for it: they are emptied first. One that is refused stays empty."""
+    log.create_topic("t", "k bigint, v string", key="k", kind="changes")
+    log.append("t", [{"k": k, "v": f"v{k}"} for k in range(4)])
+    kept = Kept("p", "main", {"t": "t"}, frozenset(), hr.Table(database.dsn()))
+    now = [f"v{k}" for k in range(4)]
+    with Follower(log, kept) as follower, database.connect() as user:
+
+        def becomes(*new: str) -> list[Any]:
+            rows = [{"k": k, "v": v, "_weight": -1} for k, v in enumerate(now)]
+            now[:] = new
+            log.append("t", rows + [{"k": k, "v": v, "_weight": 1} for k, v in enumerate(now)])
+            follower.run("caught up")
+            return [v for (v,) in user.execute("select v from t order by k").fetchall()]
+
+        follower.run("caught up")
+        user.execute("create table strict(k bigint references t)")
+        user.execute("create table weak(k bigint references t on delete cascade)")
+        user.execute("insert into strict values (0), (1), (2)")
+        user.execute("insert into weak values (0), (1), (2)")
+        user.execute("alter table t add unique (v), add check (v <> 'bad')")
+        assert becomes("v1", "v0", "v2", "v3") == ["v1", "v0", "v2", "v3"]
+        assert becomes("v2", "v3", "v1", "v0") == ["v2", "v3", "v1", "v0"]
+        assert not aside.rows(log, "p/main")
+        assert user.execute("select count(*) from weak").fetchone() == (3,)
+        assert becomes("v2", "bad", "v1", "bad") == ["v2", None, "v1"]
+        assert [one["key"] for one in aside.rows(log, "p/main")] == ['{"k": 1}', '{"k": 3}']
+        assert becomes("v0", "v1", "v2", "v3") == ["v0", "v1", "v2", "v3"]
+        assert not aside.rows(log, "p/main")
+    checked(log, kept)
+
+
+def test_rows_are_refused_again_and_again(log: EmbeddedLog, database: Database) -> None:
+    """Statements that were sent behind one that failed are not prepared on the server."""
+    log.create_topic("t", "k bigint, v string", key="k", kind="changes")
+    kept = Kept("p", "main", {"t": "t"}, frozenset(), hr.Table(database.dsn()))
+    with Follower(log, kept) as follower, database.connect() as user:
+        follower.run("caught up")
+        user.execute("alter table t add check (v <> 'bad')")
+    histories = ["bb", "ggggbggb", "gggbggb", "gbbgbbgbbgbb", "ggggggggbggb", "gggbggggbggb"]
+    for number, history in enumerate(histories):
+        with Follower(log, kept) as follower:
+            for k, letter in enumerate(history):
+                row = {"k": number * 100 + k, "v": "bad" if letter == "b" else "good"}
+                log.append("t", [row])
+                follower.run("caught up")
+    assert len(aside.rows(log, "p/main")) == "".join(histories).count("b")
 
 
 def test_a_lock_that_is_held_is_waited_for_without_a_queue(

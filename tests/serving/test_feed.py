@@ -24,7 +24,7 @@ import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.serving import feed as feeding
-from headrace.serving.feed import Feed, Token, log_mark
+from headrace.serving.feed import Feed, Token, begin_of
 from tests.serving.kit import Event, parse_events
 
 TOPICS = {"keyed": "k", "bag": "", "events": ""}
@@ -174,7 +174,7 @@ def test_a_large_entry_is_resumed_in_the_middle(tmp_path: Path) -> None:
     """An entry of several chunks, and one event after another of it."""
     with make(tmp_path / "log", inline_bytes_max=10_000, chunk_bytes=20_000) as log:
         log.append("events", [{"k": i, "v": "x" * 50} for i in range(2_000)])
-        token: str | None = f"{log_mark(log)}-0"
+        token: str | None = f"{begin_of(log, log.topic('events'))}-0"
         seen: list[int] = []
         lasts: list[bool] = []
         while True:
@@ -189,7 +189,7 @@ def test_a_large_entry_is_resumed_in_the_middle(tmp_path: Path) -> None:
             lasts.append(events[0].data["last"])
         assert seen == list(range(2_000))
         assert lasts == [False] * (len(lasts) - 1) + [True]
-        assert token == f"{log_mark(log)}-{log.position}"
+        assert token == f"{begin_of(log, log.topic('events'))}-{log.position}"
 
 
 def test_the_bytes_of_an_event_are_bounded(tmp_path: Path) -> None:
@@ -217,9 +217,7 @@ def test_a_quiet_feed_says_through_where_nothing_came(tmp_path: Path) -> None:
         assert event.data["changes"] == [{"weight": 1, "op": None, "row": {"k": 2, "v": None}}]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "x", "12", "00000000-1", "ffffffffff-1", "00000000-1s", "%0A"]
-)
+@pytest.mark.parametrize("text", ["", "x", "12", "00000000.1-1", "ffffffffff.1-1", "0.1-1s", "%0A"])
 def test_a_token_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
     with make(tmp_path / "log") as log, pytest.raises(errors.BadFeedToken):
         Feed(log, "events", text)
@@ -255,4 +253,36 @@ def test_a_topic_that_is_begun_anew_ends_the_feed_and_its_tokens(tmp_path: Path)
 def test_a_token_ahead_of_the_log_is_refused(tmp_path: Path) -> None:
     """A log that was put back from a backup does not have it: waiting would be silent."""
     with make(tmp_path / "log") as log, pytest.raises(errors.BadFeedToken, match="ahead"):
-        Feed(log, "events", str(Token(log_mark(log), log.position + 1)))
+        Feed(log, "events", str(Token(begin_of(log, log.topic("events")), log.position + 1)))
+
+
+def test_a_token_of_another_topic_is_refused(tmp_path: Path) -> None:
+    """It would leave out rows of this one: those that its reader has of the other."""
+    with make(tmp_path / "log") as log, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feeding, "BYTES_MAX", 1)
+        log.append("keyed", [{"k": i} for i in range(9)])
+        feed, alive = Feed(log, "keyed"), Feed(log, "keyed")
+        feed.take()
+        assert feed.token.snapshot
+        with pytest.raises(errors.BadFeedToken, match="not of topic 'bag'"):
+            Feed(log, "bag", str(feed.token))
+        while alive.take():
+            pass
+        log.delete_topic("keyed")
+        with pytest.raises(errors.UnknownTopic):
+            alive.take()
+        log.create_topic("keyed", "k bigint, v string", key="k", kind="changes")
+        log.append("keyed", [{"k": i} for i in range(9)])
+        with pytest.raises(errors.BadFeedToken, match="not of topic 'keyed'"):
+            Feed(log, "keyed", str(feed.token))
+
+
+def test_a_feed_ends_when_its_topic_is_made_anew(tmp_path: Path) -> None:
+    with make(tmp_path / "log") as log:
+        feed = Feed(log, "keyed")
+        feed.take()
+        log.delete_topic("keyed")
+        log.create_topic("keyed", "k bigint, v string", key="k", kind="changes")
+        log.append("keyed", [{"k": 1}])
+        with pytest.raises(errors.BadFeedToken, match="made anew"):
+            feed.take()

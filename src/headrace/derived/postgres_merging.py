@@ -10,7 +10,8 @@ savepoint, until the rows are known. Now keys are deleted and inserted instead o
 two rows may exchange a unique value, but not where a foreign key points at the table: the delete
 would be refused, or take along what points there. Rows that failed are tried once more after all
 others, for they may have needed each other. What is left is refused, and its key is removed: a
-table never shows a row that is no longer true.
+table never shows a row that is no longer true. Where a foreign key holds it, its key stays, and
+nothing else of it.
 
 **Keys that PostgreSQL takes for one.** 1.0 and 1.00 are one numeric, P1D and PT24H one interval,
 and in the log, where they are texts, two keys. When one becomes the other, the old one goes and the
@@ -131,20 +132,26 @@ class Merging(Reading):
     def _settled(self, failed: list[Failed]) -> list[Refused]:
         """Try again while it helps; what is left is refused, and gone from its table.
 
-        Rows that still fail are taken out first: they may have stood in each other's way.
+        Rows that still fail are taken out first: they may have stood in each other's way. Those
+        that foreign keys may point at are only emptied for it.
         """
         failed = self._again(failed, least=2)
         for table, rows, _ in failed:
-            if table.key:
-                own = rows.schema.names
-                blank = [
-                    rows.column(n) if n in table.key else pa.nulls(1, rows.column(n).type)
-                    for n in own[:-1]
-                ]
-                gone = [*blank, pa.array([-1], pa.int64())]
-                self._halved(table, pa.RecordBatch.from_arrays(gone, schema=rows.schema))
+            self._emptied(table, rows, 1 if table.name in self._pointed_at else -1)
         failed = self._again(failed)
+        for table, rows, _ in failed:
+            self._emptied(table, rows, -1)
         return [self._as_refused(*one) for one in failed]
+
+    def _emptied(self, table: KeptTable, row: pa.RecordBatch, weight: int) -> None:
+        """Leave nothing of a row but its key, or (a negative weight) not even that."""
+        if table.key:
+            columns = [
+                row.column(n) if n in table.key else pa.nulls(1, row.column(n).type)
+                for n in row.schema.names[:-1]
+            ]
+            columns.append(pa.array([weight], pa.int64()))
+            self._halved(table, pa.RecordBatch.from_arrays(columns, schema=row.schema))
 
     def _again(self, failed: list[Failed], least: float = 1) -> list[Failed]:
         """Try again as long as that leaves so many times fewer; what still fails."""

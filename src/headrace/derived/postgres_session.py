@@ -26,19 +26,30 @@ SETTINGS: dict[str, Any] = {
     "application_name": "headrace follower",
     "options": "-c DateStyle=ISO,MDY -c IntervalStyle=iso_8601 -c TimeZone=UTC "
     "-c extra_float_digits=1 -c bytea_output=hex -c client_encoding=UTF8 -c search_path= "
-    "-c lock_timeout=60s -c plan_cache_mode=force_custom_plan",
+    "-c lock_timeout=60s -c plan_cache_mode=force_custom_plan -c row_security=off",
 }
 REFUSALS = ("22", "23", "44", "54", "P0")
 """Classes of SQLSTATE that are a row's fault: data, integrity, check option, limits, raise."""
 PASSING = ("08", "25P03", "40", "53", "55", "57")
 """Connections, conflicts, resources, locks, operators: it may pass."""
-CANNOT_CONNECT = ("does not exist", "authentication failed", "no pg_hba.conf entry")
+CANNOT_CONNECT = (
+    "does not exist",
+    "authentication failed",
+    "no pg_hba.conf entry",
+    "permission denied for database",
+    "is not permitted to log in",
+)
 LACKS: LiteralString = """
-with me as (select current_user u, current_database() d, s.n, to_regnamespace(quote_ident(s.n)) o,
-        (select min(oid::regclass::text) from pg_class where relname = any($1) and not
-            pg_has_role(relowner, 'usage') and relnamespace = to_regnamespace(quote_ident(s.n))) t
-    from (select $2::text n) s)
-select what, fix from me, lateral (values
+with me as (select current_user u, current_database() d, s.n, to_regnamespace(quote_ident(s.n)) o
+    from (select $2::text n) s),
+kept as (select c.oid, c.oid::regclass::text t, relowner from pg_class c join me on relnamespace = o
+    where relname = any($1)),
+bad as (select (select min(t) from kept where not pg_has_role(relowner, 'usage')) other,
+    (select min(t) from kept where row_security_active(oid)) hidden,
+    (select min(t) from kept where not (has_table_privilege(oid, 'select')
+        and has_table_privilege(oid, 'insert') and has_table_privilege(oid, 'update')
+        and has_table_privilege(oid, 'delete'))) shut)
+select what, fix from me, bad, lateral (values
     (1, pg_is_in_recovery() or current_setting('transaction_read_only')::bool,
         'it can only be read', 'keep it in a server that takes writes'),
     (2, not has_database_privilege(d, 'temp'), u || ' may not make temporary tables',
@@ -48,8 +59,12 @@ select what, fix from me, lateral (values
     (4, not (has_schema_privilege(o, 'create') and has_schema_privilege(o, 'usage')),
         u || ' may not make tables in schema ' || n,
         format('grant usage, create on schema %I to %I', n, u)),
-    (5, t is not null, format('table %s is not of %s', t, u),
-        format('alter table %s owner to %I', t, u))
+    (5, other is not null, format('table %s is not of %s', other, u),
+        format('alter table %s owner to %I', other, u)),
+    (6, hidden is not null, format('table %s has row level security for %s', hidden, u),
+        format('alter table %s no force row level security', hidden)),
+    (7, shut is not null, format('%s may not read and write table %s', u, shut),
+        format('grant select, insert, update, delete on %s to %I', shut, u))
 ) x(place, wrong, what, fix) where wrong order by place limit 1"""
 
 ALTERED: LiteralString = """
@@ -199,6 +214,7 @@ class Session:
             try:
                 yield
             except BaseException:
+                self._prepare_no_more()
                 self._temps.clear()
                 self._nullable.clear()
                 with contextlib.suppress(psycopg.Error):
@@ -225,8 +241,13 @@ class Session:
 
     def _back_to(self, savepoint: str) -> None:
         """Undo what was done since a savepoint; a key that may be null since may no longer be."""
+        self._prepare_no_more()
         self._run("rollback to savepoint {name}", name=sql.Identifier(savepoint))
         self._nullable.clear()
+
+    def _prepare_no_more(self) -> None:
+        """Of what was sent behind an error psycopg thinks that the server has prepared it."""
+        self._connection.prepare_threshold = None
 
     def _translated(self, error: psycopg.Error) -> errors.HeadraceError:
         code = error.sqlstate or "08"
@@ -242,9 +263,10 @@ class Session:
             return errors.TargetAway(line_of(error), place=self.place)
         detail = " ".join(filter(None, [error.diag.message_detail, error.diag.message_hint]))
         stopped = errors.TargetStopped(line_of(error), place=self.place, why=detail, sqlstate=code)
+        stopped.fix = "take away what is in its way, or drop the kept table: it is loaded anew"
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             with contextlib.suppress(psycopg.Error, errors.HeadraceError):
-                if lacking := self.lacks([]):
+                if lacking := self.lacks(self._kept()):
                     stopped.fact, stopped.fix = f"{stopped.fact}: {lacking[0]}", lacking[1]
             return stopped
         with contextlib.suppress(psycopg.Error):
@@ -252,6 +274,17 @@ class Session:
                 stopped.why = "somebody has changed a table that is kept here"
                 stopped.fix = altered[0]
         return stopped
+
+    def _kept(self) -> list[str]:
+        """The names of the tables that the mark has, as far as it can be read."""
+        with contextlib.suppress(psycopg.Error):
+            found = self._run(
+                "select t->>'name' from {schema}._headrace, jsonb_array_elements(tables) t "
+                "where follower = $1",
+                self._follower,
+            )
+            return [name for (name,) in found.fetchall()]
+        return []
 
     def _table(self, name: str) -> sql.SQL:
         return raw(f"{quoted(self._schema)}.{quoted(name)}")

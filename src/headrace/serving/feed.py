@@ -1,15 +1,15 @@
 """A change feed: first the rows as they are, then every change; a token after each event.
 
     event    snapshot   snapshot   live     changes     changes     through
-    token    L-120s500  L-120s900  L-120    L-120.500   L-135       L-160
+    token    T-120s500  T-120s900  T-120    T-120.500   T-135       T-160
              '- rows at position 120 -'     '--- entry 135 ---'     nothing came up to 160
 
-*The token is exactly what its reader has.* `L` names the log. `120s900`: the first 900 rows of the
-topic as it is at position 120, in the order of keys. `120.500`: everything through 120, and the
-first 500 rows that came after it. `135`: everything through 135. What is visible at a position
-never changes, and neither does the order in which it is read, so a count of rows is enough to go
-on from: whoever holds a token, in this process or the next one, is handed the rest, and nothing
-else.
+*The token is exactly what its reader has.* `T` names the log and the topic. `120s900`: the first
+900 rows of the topic as it is at position 120, in the order of keys. `120.500`: everything through
+120, and the first 500 rows that came after it. `135`: everything through 135. What is visible at a
+position never changes, and neither does the order in which it is read, so a count of rows is enough
+to go on from: whoever holds a token, in this process or the next one, is handed the rest, and
+nothing else.
 
 *A cut anywhere loses nothing and repeats nothing.* A reader takes an event whole or not at all (an
 event of SSE counts once its empty line is there), and with it the token; every row is in one event,
@@ -44,12 +44,13 @@ from headrace.model.json_values import json_values
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
     from headrace.model.records import Batch
+    from headrace.model.topic import Topic
 
 ROWS_MAX = 500
 BYTES_MAX = 256 << 10
 STARTS = ("rows", "now", "earliest")
 """What comes first: the current rows, only what is new, or everything that ever came."""
-TOKEN = re.compile(r"([0-9a-f]{8})-(\d{1,19})(?:([s.])(\d{1,19}))?(?:g(\d{1,9}))?")
+TOKEN = re.compile(r"([0-9a-f]{8})\.(\d{1,9})-(\d{1,19})(?:([s.])(\d{1,19}))?(?:g(\d{1,9}))?")
 _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -57,7 +58,8 @@ _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", 
 class Token:
     """What a reader has."""
 
-    log: str
+    of: str
+    """Which topic of which log."""
     position: int
     rows: int = 0
     """Of the snapshot at the position, or of what came after it."""
@@ -69,22 +71,26 @@ class Token:
         """As it travels; safe in an address and in a header."""
         more = f"{'s' if self.snapshot else '.'}{self.rows}" if self.snapshot or self.rows else ""
         generation = f"g{self.generation}" if self.generation != 1 else ""
-        return f"{self.log}-{self.position}{more}{generation}"
+        return f"{self.of}-{self.position}{more}{generation}"
 
     @classmethod
-    def of(cls, text: str, log: EmbeddedLog) -> Token:
-        """Understand a token of this log."""
+    def read(cls, text: str, log: EmbeddedLog, topic: Topic) -> Token:
+        """Understand a token of this topic; one of another topic would leave out rows of this."""
         found = TOKEN.fullmatch(text)
-        if found is None or found[1] != log_mark(log):
-            what = "is not a token" if found is None else "is a token of another log"
+        of = begin_of(log, topic)
+        if found is None or f"{found[1]}.{found[2]}" != of:
+            what = "is not a token"
+            if found is not None:
+                same = of.startswith(found[1])
+                what = f"is not of topic '{topic.name}'" if same else "is a token of another log"
             raise errors.BadFeedToken(f"'{text[:60]}' {what}", place=log.path)
-        generation = int(found[5] or 1)
-        return cls(found[1], int(found[2]), int(found[4] or 0), found[3] == "s", generation)
+        generation = int(found[6] or 1)
+        return cls(of, int(found[3]), int(found[5] or 0), found[4] == "s", generation)
 
 
-def log_mark(log: EmbeddedLog) -> str:
-    """Eight digits that tell one log from another, and a restored one from what it was."""
-    return log.history[:8]
+def begin_of(log: EmbeddedLog, topic: Topic) -> str:
+    """What a token begins with: tells one log from another, and a topic from one of its name."""
+    return f"{log.history[:8]}.{topic.id}"
 
 
 class Feed:
@@ -101,13 +107,13 @@ class Feed:
                 f"start={start} is not one of {', '.join(STARTS)}", place="start"
             )
         if token is not None:
-            self.token = Token.of(token, log)
+            self.token = Token.read(token, log, self.topic)
         else:
             has_rows = bool(self.topic.key) or self.topic.kind == "changes"
             position = 0 if start == "earliest" else log.position
             rows_first = has_rows and start == "rows"
             generation = self.topic.schema.generation if has_rows and start != "earliest" else 0
-            self.token = Token(log_mark(log), position, 0, rows_first, generation)
+            self.token = Token(begin_of(log, self.topic), position, 0, rows_first, generation)
         self._generation = self.token.generation
         self._check(self.topic.schema.generation)
         if self.token.position > log.position:
@@ -143,7 +149,7 @@ class Feed:
         """Something to send when nothing comes: through where nothing came, if that is news."""
         if self.token.rows or self.token.snapshot or self._seen <= self.token.position:
             return b": still here\n\n"
-        return self._event("through", Token(self.token.log, self._seen), {"position": self._seen})
+        return self._event("through", Token(self.token.of, self._seen), {"position": self._seen})
 
     def close(self) -> None:
         """Let go of the reading."""
@@ -162,27 +168,31 @@ class Feed:
         yield from self._changes()
 
     def _snapshot(self) -> Iterator[bytes]:
-        mark, position, sent = self.token.log, self.token.position, self.token.rows
+        of, position, sent = self.token.of, self.token.position, self.token.rows
         for rows in pieces(current_rows(self._log, self.topic.name, position), sent):
             sent += rows.num_rows
             data = {"position": position, "rows": row_objects(rows)}
-            yield self._event("snapshot", Token(mark, position, sent, snapshot=True), data)
-        yield self._event("live", Token(mark, position), {"position": position, "rows": sent})
+            yield self._event("snapshot", Token(of, position, sent, snapshot=True), data)
+        yield self._event("live", Token(of, position), {"position": position, "rows": sent})
 
     def _changes(self) -> Iterator[bytes | None]:
-        mark, done, sent = self.token.log, self.token.position, self.token.rows
+        of, done, sent = self.token.of, self.token.position, self.token.rows
         reading = self._log.read(self.topic.name, after=done, follow=True)
         skip = sent
         try:
             while True:
                 seen = self._log.position
                 batch = reading.poll()
+                topic = self._log.topic(self.topic.name)
+                if topic.id != self.topic.id:
+                    raise errors.BadFeedToken(
+                        f"topic '{topic.name}' was deleted and made anew", place=self._log.path
+                    )
                 if batch is None:
                     self._seen = seen
                     yield None
                     continue
-                schemas = self._log.topic(self.topic.name).schemas
-                self._check(schemas[batch.schema_version - 1].generation)
+                self._check(topic.schemas[batch.schema_version - 1].generation)
                 for rows, position, received, ends in entries_of(batch):
                     skipped = min(skip, rows.num_rows)
                     skip -= skipped
@@ -190,7 +200,7 @@ class Feed:
                         sent += piece.num_rows
                         skipped += piece.num_rows
                         last = ends and skipped == rows.num_rows
-                        token = Token(mark, position) if last else Token(mark, done, sent)
+                        token = Token(of, position) if last else Token(of, done, sent)
                         data = {"position": position, "received": received, "last": last}
                         yield self._event("changes", token, data | {"changes": changes(piece)})
                     if ends:

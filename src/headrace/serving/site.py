@@ -20,10 +20,10 @@ from headrace.model.ddl import ddl_type
 from headrace.model.schema import RESERVED
 from headrace.serving.feed import (
     Token,
+    begin_of,
     changes,
     current_rows,
     entries_of,
-    log_mark,
     pieces,
     row_objects,
 )
@@ -134,9 +134,9 @@ class Site:
     ) -> dict[str, Any]:
         """The rows of a topic in the order of their entries, a page of them."""
         log = self.log
-        token = Token(log_mark(log), after or 0) if page is None else Token.of(page, log)
+        token = self._page(name, page) or Token(begin_of(log, log.topic(name)), after or 0)
         upper = log.position if through is None else min(through, log.position)
-        mark, done, sent = token.log, token.position, token.rows
+        of, done, sent = token.of, token.position, token.rows
         found: list[dict[str, Any]] = []
         skip = sent
         reading = log.read(name, after=done, through=upper) if done < upper else ()
@@ -149,19 +149,28 @@ class Site:
                 found += [extra | one for one in changes(taken)] if taken.num_rows else []
                 sent += taken.num_rows
                 if taken.num_rows < left.num_rows:
-                    return {"rows": found, "next": str(Token(mark, done, sent)), "through": upper}
+                    return {"rows": found, "next": str(Token(of, done, sent)), "through": upper}
                 if ends:
                     done, sent = position, 0
                 if len(found) >= limit:
-                    return {"rows": found, "next": str(Token(mark, done, sent)), "through": upper}
+                    return {"rows": found, "next": str(Token(of, done, sent)), "through": upper}
         return {"rows": found, "next": None, "through": upper}
+
+    def _page(self, name: str, page: str | None, *, snapshot: bool = False) -> Token | None:
+        """Where a page begins; None: it is the first one."""
+        if page is None:
+            return None
+        token = Token.read(page, self.log, self.log.topic(name))
+        if token.snapshot != snapshot:
+            raise errors.BadFeedToken(f"'{page}' is not of these pages", place=self.log.path)
+        return token
 
     def rows(self, name: str, at: int, page: str | None, limit: int) -> dict[str, Any]:
         """The rows of a topic as they are at a position, a page of them."""
-        token = Token(log_mark(self.log), at) if page is None else Token.of(page, self.log)
+        topic = self.log.topic(name)
+        token = self._page(name, page, snapshot=True) or Token(begin_of(self.log, topic), at)
         position, sent = token.position, token.rows
         found: list[dict[str, Any]] = []
-        topic = self.log.topic(name)
         if not topic.key and topic.kind != "changes":
             self.log.table(name)  # says why it is not a table
         for rows in pieces(current_rows(self.log, name, position), sent):
@@ -169,7 +178,7 @@ class Site:
             found += row_objects(taken)
             sent += taken.num_rows
             if len(found) >= limit:
-                following = str(Token(token.log, position, sent, snapshot=True))
+                following = str(Token(token.of, position, sent, snapshot=True))
                 return {"position": position, "rows": found, "next": following}
         return {"position": position, "rows": found, "next": None}
 
