@@ -572,6 +572,23 @@ def test_a_key_that_becomes_another_one_says_what_to_do(
     assert "another name" in reason(shop, "public.t")
 
 
+def test_a_table_that_loses_its_identity_says_so_and_is_read_anew_when_it_has_one(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    run = connection.execute
+    run("create table t(id int primary key)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=0.3)
+    with running(shop, connection):
+        run("insert into t values (1)")
+        wait(lambda: statuses(shop) == {"public.t": "live"})
+        run("alter table t replica identity nothing; insert into t values (2)")
+        wait(lambda: statuses(shop) == {"public.t": "stopped"})
+        assert "no replica identity any more (HR-CAPTURE-012)" in reason(shop, "public.t")
+        run("alter table t replica identity default; insert into t values (3)")
+        asks(log, database, t=1)
+        wait(lambda: rows(log, "public.t") == [(1,), (2,), (3,)])
+
+
 def test_a_list_of_columns_is_noticed(
     database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
 ) -> None:

@@ -741,6 +741,11 @@ class Capture:
         try:
             if not _same_key(captured, relation):
                 named = ", ".join(one.name for one in relation.columns if one.key)
+                if not named:
+                    raise errors.NoReplicaIdentity(
+                        f"table {captured.name} has no replica identity any more",
+                        place=state.topic,
+                    )
                 state.status = STOPPED
                 state.reason = f"its key is now ({named}), the topic's ({', '.join(state.key)})"
                 state.reason += "; a topic keeps its key: a capture of another name has the new one"
