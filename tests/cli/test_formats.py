@@ -143,6 +143,26 @@ def test_floats_that_are_no_numbers_come_back_from_csv(kind: pa.DataType) -> Non
     assert len(bad) == 2
 
 
+@pytest.mark.parametrize("form", ["ndjson", "csv"])
+def test_moments_that_python_does_not_have_come_back(headrace: Headrace, form: str) -> None:
+    columns = "d date, t timestamp, n timestamp_ntz, c time, a array<date>"
+    rows = [
+        {"d": "infinity", "t": "-infinity", "n": "infinity", "c": "24:00:00", "a": ["-infinity"]},
+        {"d": "-0044-03-15", "t": "0000-02-29T01:02:03.5Z", "n": "12000-01-01T00:00:00"},
+        {"d": "2024-01-31", "t": "2024-01-31T00:00:00Z", "a": ["2024-01-31", "-4712-01-01"]},
+    ]
+    for name in ("one", "two"):
+        headrace("topic", "create", name, columns, "--key", "d")
+    headrace("topic", "append", "one", stdin="\n".join(json.dumps(row) for row in rows))
+    written = headrace("topic", "read", "one", "--format", form).data
+    assert headrace("topic", "append", "two", "--format", form, stdin=written).code == 0
+    found = headrace("topic", "read", "two").rows
+    assert [{k: v for k, v in row.items() if v is not None} for row in found] == rows
+    assert len(headrace("table", "get", "two", "--", "-0044-03-15", "infinity").rows) == 2
+    for wrong in ('{"d": "-0044-02-30"}', '{"n": "12000-01-01T00:00:00Z"}', '{"c": "infinity"}'):
+        assert headrace("topic", "append", "one", stdin=wrong).code == 3
+
+
 def test_fields_are_split_where_they_end() -> None:
     assert csv_fields('a,"b,""c""",,""') == ["a", 'b,"c"', None, ""]
     assert csv_fields("") == [None]

@@ -552,6 +552,23 @@ def test_a_multiset_with_another_column_is_loaded_anew(
 # --- rows set aside -------------------------------------------------------------------------------
 
 
+def test_of_a_multiset_rows_of_an_older_generation_do_not_count(
+    log: EmbeddedLog, tmp_path: Path, database: Database
+) -> None:
+    log.create_topic("bag", "v int", kind="changes")
+    log.append("bag", [{"v": 1}, {"v": 2}])
+    log.alter_topic("bag", retype={"v": "string"})
+    log.append("bag", [{"v": "z"}])
+    for target in (hr.SQLite(str(tmp_path / "db")), hr.Table(database.dsn())):
+        kept = Kept("p", f"in_{type(target).__name__}", {"bag": "bag"}, frozenset(), target)
+        with Follower(log, kept) as follower:
+            follower.run("caught up")
+            log.append("bag", [{"v": "y"}])
+            follower.run("caught up")
+        (found,) = verify_kept(log, kept)
+        assert (found.rows, found.differing) == (2, 0)  # "z", and copies of "y"
+
+
 def test_a_refused_row_is_set_aside_and_comes_back(log: EmbeddedLog, database: Database) -> None:
     """NUL in a text, a constraint, a trigger; the rest goes on; retry applies what is there now."""
     topic = "t"

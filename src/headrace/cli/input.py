@@ -41,8 +41,10 @@ from headrace.errors import (
     nearest,
 )
 from headrace.model.ddl import TIMESTAMP, TIMESTAMP_NTZ, ddl_type
+from headrace.model.json_values import far_moment, json_values
 from headrace.model.rows import Intake, opaque_rows
 from headrace.model.topic import Topic
+from headrace.model.values import Far
 
 LINE_BYTES_MAX = 64 << 20
 BATCH_BYTES_MAX = 4 << 20
@@ -538,8 +540,22 @@ def conversion(kind: pa.DataType) -> Convert | None:
         return _map_conversion(kind)
     for belongs, convert in _CONVERSIONS:
         if belongs(kind):
-            return convert
+            far = _types.is_date(kind) or _types.is_timestamp(kind) or _types.is_time(kind)
+            return _far_too(kind, convert) if far else convert
     return None
+
+
+def _far_too(kind: pa.DataType, convert: Convert) -> Convert:
+    """Take moments that Python does not have (infinity, 44 BC, 24:00) as they are printed."""
+
+    def moment(value: Any) -> Any:
+        with contextlib.suppress(ValueError):
+            far = far_moment(value, kind) if isinstance(value, str) else None
+            if far is not None and json_values(pa.array([far], kind)) == [value]:
+                return Far(far)
+        return convert(value)
+
+    return moment
 
 
 def _list_conversion(inner: Convert) -> Convert:

@@ -172,12 +172,15 @@ def _weighted(rows: pa.RecordBatch, weight: Numbers) -> pa.RecordBatch:
 def loading(log: EmbeddedLog, table: KeptTable, cut: Cut) -> Iterator[pa.RecordBatch]:
     """All rows at a cut, as changes to an empty table, in bounded memory.
 
-    Raises `BadPosition` if the rows at the cut are of an older generation of the topic.
+    Rows of other generations of the topic do not count; where the topic has a key, it is
+    `BadPosition` if the cut is in an older one.
     """
     at = table.at(cut)
     if not table.key:
+        schemas = log.topic(table.topic).schemas
         for batch in log.read(table.topic, through=at):
-            yield added_up(table, batch.data, batch.positions.to_numpy())
+            if schemas[batch.schema_version - 1].generation == table.generation:
+                yield added_up(table, batch.data, batch.positions.to_numpy())
         return
     for batch in log.table(table.topic).scan(at=at, columns=table.schema.names):
         yield _weighted(batch.select(table.schema.names), np.ones(batch.num_rows, np.int64))

@@ -30,6 +30,11 @@ import pyarrow as pa
 from headrace.errors import HeadraceError, MissingKey, WrongColumn, WrongType, nearest
 from headrace.model.ddl import DURATION, TIME, TIMESTAMP, TIMESTAMP_NTZ, ddl_type
 
+
+class Far(int):
+    """A moment that Python has no value for (infinity, 44 BC), as the number that Arrow has."""
+
+
 ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """What pyarrow raises when values do not convert."""
 
@@ -180,6 +185,8 @@ def _coercion(arrow: pa.DataType) -> Callable[[Any], Any]:
     def coerce(value: Any) -> Any:
         if isinstance(value, np.generic):
             value = value.item()
+        if isinstance(value, Far) and types.is_temporal(arrow):
+            return int(value)
         if not isinstance(value, wanted):
             raise _wrong(value, spelled)
         return convert(value, spelled)
