@@ -48,7 +48,7 @@ def test_every_part_is_killed_and_nothing_is_wrong(tmp_path: Path) -> None:
     assert summary["transactions"] == summary["applied"] > 0
     assert (summary["lost"], summary["twice"], summary["differences"]) == (0, 0, 0)
     killed = {one["part"] for one in summary["kills"]}
-    assert killed == {"capture/shop", "pipelines", "follower/shop/main", "page"}
+    assert killed == {"capture/shop", "pipelines", "follower/shop/main", "keeper", "page"}
     assert {one["against"] for one in summary["verified"]} == {"log", "source", "batch"}
     assert summary["visible_ms"]["of"] > 0
     assert f"the log is in {folder / 'data'}" in text
