@@ -325,12 +325,13 @@ class Capture:
         if self.state is not None:
             self._save(self.state.lsn)  # or we are fenced: then nothing here is for us to judge
         found = catalog.identity(control)
-        chosen = {(t.schema, t.name): t for t in catalog.tables(control, self.patterns)}
+        name = f"headrace_{self.name}" if self.state is None else self.state.publication
+        chosen, published = self._there(control, name)
         if self.state is None:
             slot = f"headrace_{self.name}_{self.log.journal.system.random(4).hex()}"
             self.state = State(
                 found.system_id, found.timeline, found.database, found.database_oid, slot,
-                publication=f"headrace_{self.name}",
+                publication=name,
             )  # fmt: skip
             self._save(0)
         state = self.state
@@ -343,7 +344,7 @@ class Capture:
                 found,
                 catalog.lsn(control),
                 catalog.slot(control, state.slot),
-                catalog.publication(control, state.publication),
+                published,
                 chosen.values(),
                 catalog.note(control, state.publication),
             )
@@ -362,6 +363,19 @@ class Capture:
         state.starts += 1
         self._save(state.lsn)
         self._note(control)
+
+    def _there(
+        self,
+        control: psycopg.Connection,
+        publication: str,
+        known: Mapping[int, PgType] | None = None,
+    ) -> tuple[dict[tuple[str, str], catalog.TableInfo], catalog.Publication | None]:
+        """The tables that are chosen, and the publication, at one moment: one may be renamed."""
+        with control.transaction():
+            control.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            found = catalog.tables(control, self.patterns, known)
+            published = catalog.publication(control, publication)
+        return {(one.schema, one.name): one for one in found}, published
 
     @contextlib.contextmanager
     def _says_for_whom(self, control: psycopg.Connection) -> Iterator[None]:
@@ -436,7 +450,7 @@ class Capture:
         name = self.state.publication
         there = catalog.publication(control, name)
         if self.state.lsn:
-            resume.check_publication(self._saved(chosen), there, chosen.values())
+            resume.check_publication(self._saved(chosen), there, ())
         elif there is None:
             made = sql.SQL("CREATE PUBLICATION {} WITH (publish_via_partition_root = true)")
             control.execute(made.format(sql.Identifier(name)))
@@ -507,7 +521,8 @@ class Capture:
             state.reason = why if later else f"not published: {why}"
             if later and self._lost is not None:
                 self._lost(psycopg.OperationalError(f"{full} {why}"))
-        state.member = member
+        if not state.member or state.oid != info.oid:  # else `resume` finds it another one
+            state.member = member
         if not state.oid:
             state.oid, state.storage, state.labels = info.oid, info.storage, _labels(info)
         captured = self._tables.get(name)
@@ -658,10 +673,7 @@ class Capture:
             return
         self._looked_at = now
         known = next((one.types for one in self._tables.values()), None)
-        with control.transaction():  # both at one moment: a table may be renamed between
-            control.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            found = {(t.schema, t.name): t for t in catalog.tables(control, self.patterns, known)}
-            published = catalog.publication(control, self.state.publication)
+        found, published = self._there(control, self.state.publication, known)
         resume.check_publication(self._saved(found), published, found.values())
         place = catalog.lsn(control)
         there = {
