@@ -286,3 +286,21 @@ def test_a_feed_ends_when_its_topic_is_made_anew(tmp_path: Path) -> None:
         log.append("keyed", [{"k": 1}])
         with pytest.raises(errors.BadFeedToken, match="made anew"):
             feed.take()
+
+
+def test_a_token_behind_which_rows_are_gone_is_refused_at_once(tmp_path: Path) -> None:
+    """Not within the answer: a browser would come back with it for ever."""
+    with make(tmp_path / "log") as log:
+        log.set_topic("keyed", compact=True)
+        token = str(Feed(log, "keyed", start="now").token)
+        for value in range(5):
+            log.append("keyed", [{"k": 1, "v": str(value)}])
+        keeper = log.keeper()
+        assert keeper.take()
+        for _ in range(3):
+            keeper.turn(close=True, compact=True)
+        keeper.release()
+        assert log.since_of("keyed") > 0
+        with pytest.raises(errors.BadFeedToken, match="too old"):
+            Feed(log, "keyed", token)
+        assert b'"v":"4"' in Feed(log, "keyed").take()

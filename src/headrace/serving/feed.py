@@ -120,6 +120,13 @@ class Feed:
             raise errors.BadFeedToken(
                 f"'{self.token}' is ahead of the log, which is at {log.position}", place=log.path
             )
+        since = log.since_of(topic)
+        if token is not None and self.token.position < since:
+            raise errors.BadFeedToken(
+                f"'{token}' is too old: topic '{topic}' is whole from position {since} on",
+                place=log.path,
+                why="retention or compaction has let go rows behind it",
+            )
         self._seen = self.token.position
         self._texts = self._run()
 
