@@ -864,3 +864,39 @@ def test_a_publication_that_was_made_again_serves_when_all_tables_are_read_anew(
     shop.run("caught up")
     shop.run("caught up")
     assert (rows(log, "public.t"), rows(log, "public.u")) == ([(1,)], [(2,)])
+
+
+def test_a_table_that_goes_while_its_columns_are_looked_at_is_not_waited_for(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    connection.execute("create table t(id int primary key)")
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    shop._tables["public", "t"].differs_at = 1
+    connection.execute("drop table t")
+    with running(shop, connection) as thread:
+        wait(lambda: not shop._unsettled())
+        assert thread.is_alive()
+
+
+def test_a_table_that_goes_while_it_is_published_is_taken_in_when_it_is_back(
+    database: Database,
+    log: EmbeddedLog,
+    connection: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not stopped for good, as one is that the server refuses."""
+    run, publish = connection.execute, Capture._publish
+    run("create table t(id int primary key)")
+
+    def late(self: Capture, *given: Any) -> str:
+        run("drop table if exists t")
+        return publish(self, *given)
+
+    shop = capture(log, database.dsn())
+    with monkeypatch.context() as patched:
+        patched.setattr(Capture, "_publish", late)
+        shop.run("caught up")
+    run("create table t(id int primary key); insert into t values (1)")
+    shop.run("caught up")
+    assert (statuses(shop), rows(log, "public.t")) == ({"public.t": "live"}, [(1,)])

@@ -483,6 +483,10 @@ class Capture:
                 control.execute(add.format(sql.Identifier(self.state.publication), listed))
         except psycopg.errors.LockNotAvailable:
             return f"waits for {waits.for_table(control, names[0], modes=waits.PUBLISHING)}"
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            return "waits for the table, which has just gone"
+        except psycopg.errors.DuplicateObject as error:  # renamed, and just so again
+            return "" if len(names) == 1 else str(error)
         except psycopg.OperationalError:
             raise
         except psycopg.Error as error:
@@ -692,6 +696,9 @@ class Capture:
             self._join(control, found)
         if self._mark_gone(found):
             self._save(self._lsn)
+        for name, one in self._tables.items():
+            if name not in found:
+                one.differs_at = None
         for name, info in found.items():
             captured = self._tables[name]
             relation = _as_relation(info)
