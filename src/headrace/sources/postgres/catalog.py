@@ -351,8 +351,10 @@ def fits(table: TableName, pattern: str) -> bool:
 
 
 def table(connection: Connection, name: TableName) -> TableInfo | None:
-    """Describe one table; None if it is not there."""
-    return next(iter(_described(connection, lambda row: (row.schema, row.name) == name)), None)
+    """Describe one table; None if it is not there. At one moment: it may go meanwhile."""
+    with connection.transaction():
+        connection.execute("set transaction isolation level repeatable read")
+        return next(iter(_described(connection, lambda row: (row.schema, row.name) == name)), None)
 
 
 def tables(
