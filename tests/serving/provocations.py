@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import headrace as hr
 from headrace import errors
 from headrace.serving.server import bound
 from tests.serving.kit import ask, make_project, served
@@ -16,7 +17,10 @@ def refused(folder: str, path: str, **headers: str) -> None:
     def failing(project: object, log: object) -> dict[str, object]:
         raise OSError("no more files")
 
-    with served(make_project(Path(folder)), status=failing) as server:
+    project = make_project(Path(folder))
+    with hr.connect(project.log) as log:
+        log.create_topic("t", "n bigint", exist_ok=True)
+    with served(project, status=failing) as server:
         body = ask(server.url, path, headers=headers).json
     kind = errors.catalogue()[body["code"]]
     raise kind(body["detail"], place=body["place"], why=body["why"], fix=body["fix"])
