@@ -59,7 +59,7 @@ BUGS = [
     Bug("a refused row is nowhere", "follower", (
         (Follower, "_apply", NOTE, "lambda found: None"),)),
     Bug("a refused row leaves its old value", "follower", (
-        (PostgresTarget, "_settled", "if table.key:", "if False:"),)),
+        (PostgresTarget, "_emptied", "if table.key:", "if False:"),)),
     Bug("a row stays set aside after it was taken", "follower", (
         (Follower, "_note", "{*touched, *new}", "set(new)"),)),
     Bug("a retry forgets the row", "follower", (
