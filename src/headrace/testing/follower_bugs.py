@@ -36,10 +36,6 @@ BUGS = [
          "            self._now_at(cut, list(tables.values()))\n"
          "            self._run('commit'); self._run('begin')\n"
          "            refused = self._merged(changes)"), LONG_WAY)),
-    Bug("the cut is written before the transaction, on the quick way", "follower", (
-        (PostgresTarget, "_quick", "            for one in changes:\n",
-         "            self._run('commit'); self._run('begin')\n"
-         "            for one in changes:\n"),)),
     Bug("a mark that somebody has moved is moved on", "follower", (
         (PostgresTarget, "_quick", "moved.rowcount != 1", "False"),)),
     Bug("the epoch is not looked at", "follower", (
