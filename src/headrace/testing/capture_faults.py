@@ -2,6 +2,7 @@
 
 ./run faults capture --seed 7 --minutes 10        all parts, seed after seed
 ./run faults capture --only case --seed 7         captures in processes: kill -9, servers killed
+./run faults capture --only storm --seed 7        tables come, go, are renamed and altered
 ./run faults capture --only pgbench --seed 7      a bank by pgbench; with --server debian: Debian's
 ./run faults capture --only stepped --seed 7      one thread, killed at chosen instants
 ./run faults capture --only pure --minutes 1      random operations against a dict
@@ -21,7 +22,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-PARTS = ("case", "pgbench", "stepped", "pure", "large", "bugs")
+PARTS = ("case", "storm", "pgbench", "stepped", "pure", "large", "bugs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +80,13 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def _part(part: str, seed: int, chosen: argparse.Namespace, tally: Tally) -> None:
-    from headrace.testing import capture_case, capture_pgbench, capture_process, capture_pure
+    from headrace.testing import (
+        capture_case,
+        capture_pgbench,
+        capture_process,
+        capture_pure,
+        capture_storm,
+    )
     from headrace.testing.postgres import Server, debian
 
     wrong: list[str] = []
@@ -104,6 +111,8 @@ def _part(part: str, seed: int, chosen: argparse.Namespace, tally: Tally) -> Non
             binaries = debian() if chosen.server == "debian" else None
             assert binaries or chosen.server == "embedded", "Debian's PostgreSQL is not installed"
             case = capture_pgbench.case(str(seed), chosen.seconds, binaries=binaries)
+        elif part == "storm":
+            case = capture_storm.case(str(seed), chosen.seconds)
         else:
             case = capture_process.case(str(seed), chosen.seconds, alters=not chosen.plain)
         wrong, found = case.wrong, case.audit

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import psycopg
 
@@ -114,9 +115,9 @@ class Writers:
 class Child:
     """The capture in its process."""
 
-    def __init__(self, folder: Path, dsn: str, **options: int) -> None:
+    def __init__(self, folder: Path, dsn: str, **options: Any) -> None:
         self.folder, self.dsn = folder, dsn
-        self.options = {"chunk_rows": 200} | options
+        self.options: dict[str, Any] = {"chunk_rows": 200} | options
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
