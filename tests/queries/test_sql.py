@@ -234,6 +234,23 @@ def test_schema_versions_are_read_as_the_newest_and_older_generations_are_not(
     shop.append("clicks", [{"user": 6, "url": 7, "tag": "u"}])
     assert rows(shop, "select url from clicks") == [(7,)]
     assert rows(shop, "select url from history.clicks") == [(7,)]
+    shop.alter_topic("clicks", add="more string")  # which no older generation ever had
+    shop.append("clicks", [{"user": 6, "url": 8, "more": "m"}])
+    assert rows(shop, "select url, more from clicks") == [(7, None), (8, "m")]
+    read = [one for batch in shop.read("clicks", columns=["more"]) for one in batch.data["more"]]
+    assert [one.as_py() for one in read] == [None] * 13 + ["m"]
+
+
+def test_a_topic_that_is_altered_while_a_query_reads_it_is_read_as_it_was(
+    shop: EmbeddedLog,
+) -> None:
+    """The query knows the columns of the moment when it began."""
+    topic, position = shop.topic("clicks"), shop.position
+    shop.alter_topic("clicks", add="tag string")
+    shop.append("clicks", [{"user": 5, "url": "/x", "tag": "t"}])
+    found = sources.Rows(shop, topic, position, places=False).reader().read_all()
+    assert found.column_names == ["user", "url"]
+    assert found.num_rows == 11
 
 
 # --- types ----------------------------------------------------------------------------------------

@@ -261,14 +261,19 @@ class Upgrade:
 
     ``columns`` chooses columns of the result and their order, as names of live columns of
     ``target`` or of retired ones (their values in old rows, null in rows written later); without
-    it all live columns. `schema` is the Arrow schema of the result. Nothing is copied for columns
+    it all live columns. A name that only ``newest``, of another generation, has is null in all
+    rows. `schema` is the Arrow schema of the result. Nothing is copied for columns
     that did not change, and a batch in which nothing changes is given back itself.
     """
 
     __slots__ = ("_picked", "_steps", "_untouched", "picked", "schema")
 
     def __init__(
-        self, written: Schema, target: Schema, columns: Sequence[str] | None = None
+        self,
+        written: Schema,
+        target: Schema,
+        columns: Sequence[str] | None = None,
+        newest: Schema | None = None,
     ) -> None:
         if written.generation != target.generation or written.version > target.version:
             raise SchemaChangeRefused(
@@ -279,7 +284,7 @@ class Upgrade:
             )
         by_id = {column.id: column for column in written.live}
         steps, fields = [], []
-        for column in target.live if columns is None else _chosen(target, columns):
+        for column in target.live if columns is None else _chosen(target, columns, newest):
             old = by_id.get(column.id)
             if old is None:
                 steps.append(_Step(None, column.type, same=False))
@@ -320,13 +325,15 @@ class Upgrade:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def _chosen(schema: Schema, names: Sequence[str]) -> list[Column]:
+def _chosen(schema: Schema, names: Sequence[str], newest: Schema | None) -> list[Column]:
     """Find columns by name: live ones first, else the retired one that had the name last."""
     retired = {c.name: c for c in sorted(schema.columns, key=lambda c: c.id) if c.retired}
     result = []
     for name in names:
         if not schema.has(name) and name in retired:
             result.append(retired[name])
+        elif not schema.has(name) and newest is not None and newest.has(name):
+            result.append(replace(newest.column(name), nullable=True))
         else:
             result.append(schema.column(name))
     return result

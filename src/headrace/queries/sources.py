@@ -119,8 +119,11 @@ class Rows(Source):
         own = [name for name in names if name not in places]
         begin = after if after >= since else 0  # before it rows are gone: with what there is
         reading = self._log.read(topic.name, after=begin or None, through=through, columns=own)
+        versions = topic.schemas
         for batch in reading:
-            if topic.schemas[batch.schema_version - 1].generation != topic.schema.generation:
+            if batch.schema_version > len(versions):  # altered since the query began
+                versions = self._log.topic(topic.name).schemas
+            if versions[batch.schema_version - 1].generation != topic.schema.generation:
                 continue
             arrays = [
                 batch.place(name) if name in places else batch.data.column(name) for name in names

@@ -120,7 +120,7 @@ class Ways:
             width, upgrade = len(written.arrow), None
             picked: Sequence[int] | None = range(width) if flags else None
             if self._columns is not None or written is not target:
-                upgrade = Upgrade(written, target, self._columns)
+                upgrade = Upgrade(written, target, self._columns, wanted.topic.schema)
                 picked = upgrade.picked
             way = self._found[topic, schema, flags] = Way(
                 wanted=wanted,
