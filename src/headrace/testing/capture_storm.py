@@ -322,15 +322,15 @@ def case(seed: str, seconds: float = 20.0) -> Case:
 def _case(storm: Storm, child: Child, log: EmbeddedLog, seconds: float) -> None:
     found, chance = storm.done, storm.chance
     end = time.monotonic() + seconds
+    taken_out = False
     child.start()
     while not found.wrong:
         storm.blow()
-        taken_out = False
         for _ in range(chance.choice([3, 6, 10])):
             time.sleep(chance.choice([0.1, 0.3, 0.8]))
             taken_out |= _event(storm, child, log, taken_out)
         storm.rest()
-        _calm(storm, child, log, taken_out)
+        taken_out = _calm(storm, child, log, taken_out)
         if time.monotonic() > end:
             return
 
@@ -388,15 +388,18 @@ def _ended(storm: Storm, said: str, log: EmbeddedLog, taken_out: bool) -> None:
         storm.done.wrong.append(f"alarm: {said}")
 
 
-def _calm(storm: Storm, child: Child, log: EmbeddedLog, taken_out: bool) -> None:
-    """The storm rests: everything must be right, soon or at once."""
+def _calm(storm: Storm, child: Child, log: EmbeddedLog, taken_out: bool) -> bool:
+    """The storm rests: everything must be right, soon or at once.
+
+    Whether the capture may not have seen yet that the publication was changed.
+    """
     storm.done.events["rests"] += 1
     if storm.chance.random() < 0.5:
         _ended(storm, child.kill(), log, taken_out)
         _catch_up(storm, log, taken_out)
         storm.done.wrong += _unequal(storm, log)
         child.start()
-        return
+        return False
     until = time.monotonic() + REST_SECONDS
     while not storm.done.wrong:
         said = child.ended()
@@ -405,15 +408,16 @@ def _calm(storm: Storm, child: Child, log: EmbeddedLog, taken_out: bool) -> None
             child.start()
         wrong = _unequal(storm, log)
         if not wrong:
-            return
+            break
         if time.monotonic() > until:
             storm.done.wrong += wrong
         time.sleep(0.2)
+    return taken_out
 
 
 def _catch_up(storm: Storm, log: EmbeddedLog, taken_out: bool) -> None:
     """Run until all is captured; at each try one table may be found unpublished."""
-    for _ in KINDS:
+    for _ in range(len(KINDS) + 1):
         capture = Capture(
             log, NAME, storm.server.dsn(storm.database), ["public.*", "!public.*_a_*"],
             heartbeat_seconds=0.2, chunk_rows=200,

@@ -77,7 +77,9 @@ PUBLISH_MS, PUBLISH_SECONDS = 2000, 10.0
 SAY_SECONDS = 1.0
 """What is waited for is said after so long."""
 GONE = -1
-"""As the oid of a table that is not there any more."""
+"""As the oid of a table that had another name meanwhile: what was said then is not known. One that
+the catalog does not have any more, while the stream may still speak of it, has its own, negative.
+"""
 GROUP_ROWS = 50_000
 """A group ends with the transaction that makes it this large."""
 SPILLED_PARTS = 4
@@ -539,6 +541,8 @@ class Capture:
                 self.log, info, state, known, f"{self._folder}/owed", self._numeric_as_text,
                 recent=self._recent,
             )  # fmt: skip
+            if 0 in state.columns.values():  # a topic that was there
+                self._alter_topic(self._tables[name], _as_relation(info))
         else:  # a connection was lost: what was in flight is read again
             captured.info, captured.types, captured.relation = info, known, None
             captured.drop()
@@ -578,9 +582,15 @@ class Capture:
         ]  # fmt: skip
         reserved = (RESERVED[name] for name in META)
         fields += [pa.field(one.name, one.type, nullable=one.nullable) for one in reserved]
-        self.log.create_topic(
-            state.topic, pa.schema(fields), key=state.key, kind="changes", exist_ok=True
-        )
+        schema = pa.schema(fields)
+        try:
+            self.log.create_topic(state.topic, schema, key=state.key, kind="changes", exist_ok=True)
+        except errors.TopicExists:  # perhaps ours, and we were killed before we said so
+            topic = self.log.topic(state.topic)
+            ours = topic.kind == "changes" and list(topic.key) == state.key
+            if not ours or any(self.log.ends(state.topic)):
+                raise
+            state.columns = dict.fromkeys(topic.schema.arrow.names, 0)
 
     # -- groups -----------------------------------------------------------------------------
 
@@ -628,17 +638,19 @@ class Capture:
             captured = self._captured(relation)
             if captured is not None and captured.relation is not relation:
                 captured.relation = relation
-                known = captured.state.oid in (relation.id, GONE)
+                self._mark_renamed(relation)
+                known = abs(captured.state.oid) == relation.id
                 if not known or not self._fits(captured, relation):
                     yield captured, relation
-            elif (
-                (relation.schema, relation.table) not in self._tables
-                and self._others.get(id(relation)) is not relation
-            ):  # fmt: skip
+            elif captured is None and self._others.get(id(relation)) is not relation:
                 self._others[id(relation)] = relation
-                for other in self._tables.values():  # renamed: it may be so back again
-                    if other.state.oid == relation.id:
-                        other.state.oid = GONE
+                self._mark_renamed(relation)
+
+    def _mark_renamed(self, relation: Relation) -> None:
+        """The stream speaks of a table by a name: if it had another one, it may be so back again."""
+        for name, other in self._tables.items():
+            if name != (relation.schema, relation.table) and abs(other.state.oid) == relation.id:
+                other.state.oid = GONE
 
     def _fits(self, captured: Captured, relation: Relation) -> bool:
         """Whether a topic has the columns of a relation, and its key."""
@@ -702,9 +714,9 @@ class Capture:
         for name, info in found.items():
             captured = self._tables[name]
             relation = _as_relation(info)
-            captured.state.storage = captured.state.storage or info.storage
+            self._settle_storage(captured, info)
             self._take_in_empty(captured, info, control)
-            if captured.state.status == STOPPED and captured.state.oid != GONE:
+            if captured.state.status == STOPPED and captured.state.oid >= 0:
                 captured.differs_at = None
             elif self._is_so(captured, info):
                 captured.differs_at, captured.info = None, info
@@ -722,10 +734,10 @@ class Capture:
         gone = [
             one
             for name, one in self.state.tables.items()
-            if table_of(name) not in found and one.status != STOPPED and one.oid != GONE
+            if table_of(name) not in found and one.status != STOPPED and one.oid >= 0
         ]
         for one in gone:
-            one.oid, one.reason = GONE, "the table is gone, or not chosen any more"
+            one.oid, one.reason = -one.oid or GONE, "the table is gone, or not chosen any more"
             if one.status == SNAPSHOTTING:
                 one.status = STOPPED
         return bool(gone)
@@ -741,7 +753,8 @@ class Capture:
         state = captured.state
         numbers = {column.name: column.number for column in info.columns}
         return (
-            (info.oid, info.storage) == (state.oid, state.storage or info.storage)
+            info.oid == state.oid
+            and state.storage in ("", info.storage)
             and numbers == state.columns
             and _labels(info, state.labels) == state.labels
             and self._fits(captured, _as_relation(info))
@@ -771,13 +784,14 @@ class Capture:
                 return
             if info is not None:
                 captured.info = info
+                self._settle_storage(captured, info)
                 self._take_in_empty(captured, info, control)
             if state.oid != relation.id:  # another table of the name: nothing of it is known
                 self._join(control, {} if info is None else {(info.schema, info.name): info})
                 state.oid, state.fence = relation.id, -1
                 captured.read_again()
             if info is not None:
-                if state.storage not in ("", info.storage):
+                if state.storage != info.storage:
                     captured.read_again(thorough=info.partitioned)
                 if _labels(info, state.labels) != state.labels:
                     captured.read_again()
@@ -787,20 +801,34 @@ class Capture:
                         captured.read_again(thorough=False)
                     self._save(lsn)
                     return  # what comes is read as far as it goes
-            redefine(captured, relation, self._numeric_as_text, lambda: self._save(lsn))
         except errors.HeadraceError as error:
             captured.state.stop(error)
+            return
+        self._alter_topic(captured, relation)
+
+    def _alter_topic(self, captured: Captured, relation: Relation) -> None:
+        try:
+            redefine(captured, relation, self._numeric_as_text, lambda: self._save(self._lsn))
+        except errors.HeadraceError as error:
+            captured.state.stop(error)
+
+    def _settle_storage(self, captured: Captured, info: catalog.TableInfo) -> None:
+        """A table that was emptied is in new files: they are known now, if they are still those."""
+        if captured.state.storage in ("", info.written):
+            captured.state.storage = info.storage
 
     def _take_in_empty(
         self, captured: Captured, info: catalog.TableInfo, control: psycopg.Connection
     ) -> None:
         """Partitions that came without rows change nothing: their rows will be in the stream."""
-        known = captured.state.storage.split()
+        state = captured.state
+        known = state.storage.split()
         came = [one for one in info.storage.split() if one not in known]
-        if info.partitioned and captured.state.storage and came:
+        if info.partitioned and state.storage and "~" not in state.storage and came:
             oids = {one: int(one.partition(":")[0]) for one in (*known, *came)}
             if not catalog.have_rows(control, [oids[one] for one in came]):
-                captured.state.storage = " ".join(sorted(oids, key=oids.__getitem__))
+                state.storage = " ".join(sorted(oids, key=oids.__getitem__))
+                state.grown = catalog.lsn(control)
 
     def _changes(
         self, captured: Captured, runs: Sequence[Run], lookup: Lookup | None = None
@@ -814,7 +842,8 @@ class Capture:
             state = captured.state
             if info is None:
                 raise
-            moved = info.storage != state.storage and (state.storage != "" or info.partitioned)
+            right = ("", info.storage, info.written)[info.partitioned :]
+            moved = state.storage not in right or self._lsn < state.grown
             if not moved and _labels(info, state.labels) == state.labels:
                 raise
             captured.read_again()

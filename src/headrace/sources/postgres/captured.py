@@ -86,7 +86,11 @@ class Captured:
     touched: list[Touched] = field(default_factory=list)
     """Keys that the stream has touched while the table is snapshotted."""
     seen: Seen = field(init=False)
-    """A thorough snapshot: every key that it has read or that the stream has touched since."""
+    """A thorough snapshot: every key that it has read, or that a transaction has touched which its
+    first chunk does not see. (What that sees it decides: perhaps it saw more than the stream, of
+    which a table that was not published for a while has only a part.)"""
+    begun: bool = False
+    """A snapshot: whether its first chunk is published."""
     emptied: list[int] = field(default_factory=list)
     """Transactions that have truncated the table while it is snapshotted, or were too large."""
     recent: Iterable[int] = ()
@@ -398,7 +402,7 @@ class Captured:
             ]
             if xid not in self.emptied:
                 self.touched.append(Touched(xid, *of_both))
-            if self.state.thorough:
+            if self.state.thorough and self.begun:
                 self.seen.add(of_both[0], of_both[1])
         last = part[-1][1]  # only a transaction that comes by parts has so many
         if sum(len(one.first) for one in self.touched if one.xid == last) > TOUCHED_MAX:
@@ -415,6 +419,7 @@ class Captured:
         self.state.read_again(thorough=thorough)
         self.drop()
         self.touched, self.emptied, self.seen = [], [], Seen(self.log.path)
+        self.begun = False
         self.must_see = set(self.recent)
 
     def drop(self) -> None:
@@ -475,6 +480,9 @@ class Captured:
             keys = [rows.column(name) for name in self.state.key]
             self.seen.add(hash64(keys, 1), hash64(keys, 2))
         newer = [one for one in self.touched if not chunk.visible.sees(one.xid)]
+        for one in newer if self.state.thorough and not self.begun else ():
+            self.seen.add(one.first, one.second)
+        self.begun = True
         if newer and rows.num_rows:
             keys = [rows.column(name) for name in self.state.key]
             gone = np.isin(hash64(keys, 1), np.concatenate([one.first for one in newer]))

@@ -139,6 +139,9 @@ class TableInfo:
     storage: str = ""
     """Its file, another one when all rows were written anew; of a partitioned table, those of its
     partitions, as `oid:file`, with a space between."""
+    written: str = ""
+    """As `storage`, with the transaction that last gave it a file, or altered it: `~xid`, of
+    partitions `oid~xid`. A truncate leaves its own (`emptied`)."""
     labels: tuple[tuple[int, str], ...] = ()
     """Those of the enums of its columns, by their oid: a label can be renamed, silently."""
 
@@ -146,6 +149,15 @@ class TableInfo:
     def streamed(self) -> list[ColumnInfo]:
         """The columns that the stream has."""
         return [column for column in self.columns if not column.generated]
+
+
+def emptied(storage: str, xid: int) -> str:
+    """What `TableInfo.written` is of a table that had this storage when a transaction emptied it.
+
+    Its new files are known to nobody who only sees the stream; but who wrote them is.
+    """
+    oids = [re.split("[:~]", one)[0] if ":" in one or "~" in one else "" for one in storage.split()]
+    return " ".join(f"{oid}~{xid}" for oid in oids) or storage
 
 
 def lsn_number(text: str) -> int:
@@ -441,6 +453,7 @@ def _table(row: Any, columns: tuple[ColumnInfo, ...], version: int) -> TableInfo
         rows=int(row.rows),
         bytes=int(row.bytes),
         storage=row.storage or "",
+        written=row.written or "",
         selectable=row.selectable,
     )
 
@@ -510,6 +523,7 @@ select n.nspname as schema, c.relname as name, c.oid::bigint, c.relkind = 'p' as
   not exists (select 1 from pg_index i where i.indrelid = c.oid and i.indisprimary
     and not i.indimmediate) as immediate,
   case when c.relkind = 'r' then pg_relation_filenode(c.oid)::text else leaves.files end as storage,
+  case when c.relkind = 'r' then '~' || c.xmin else leaves.written end as written,
   coalesce((select (i.indkey::int2[])[:i.indnkeyatts - 1] from pg_index i
     where i.indrelid = c.oid and i.indisreplident), '{}') as index,
   has_table_privilege(c.oid, 'select') as selectable
@@ -530,7 +544,8 @@ cross join lateral (
           and case c.relreplident when 'i' then indisreplident else indisprimary end
       ) then 1 else position(l.relreplident::text in 'ndif') end) as poorest,
     coalesce(string_agg(l.oid || ':' || pg_relation_filenode(l.oid), ' ' order by l.oid), ' ')
-      as files
+      as files,
+    string_agg(l.oid || '~' || l.xmin, ' ' order by l.oid) as written
   from pg_class l
   where l.relkind in ('r', 'f')
     and (l.oid = c.oid or c.relkind = 'p' and l.oid in (select oid from tree where root = c.oid))

@@ -41,6 +41,7 @@ from headrace import errors
 from headrace.model.records import Piece
 from headrace.sources.complete import Numbers
 from headrace.sources.postgres.captured import Captured, Changes
+from headrace.sources.postgres.catalog import emptied
 from headrace.sources.postgres.group import Run
 from headrace.sources.postgres.protocol import Message, Rows, Truncate
 from headrace.sources.postgres.scratch import Scratch
@@ -264,7 +265,7 @@ class Large:
             op = pa.array(["t"] * len(gone), pa.string())
             self._put(name, captured, rows, gone, op)
         captured.overtaken(self._one.xid)
-        captured.state.storage = ""  # its rows are in another file now: no other change of them
+        captured.state.storage = emptied(captured.state.storage, self._one.xid)
 
     def _put(
         self, name: Name, captured: Captured, rows: pa.RecordBatch, weight: Numbers, op: pa.Array

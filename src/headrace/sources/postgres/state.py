@@ -66,7 +66,10 @@ class TableState:
     """The table's: another one, and it is another table of the same name."""
     storage: str = ""
     """Its file; another one, and all rows were written anew, without a word in the stream (or
-    everything is in another file for nothing, as by VACUUM FULL). Empty: any is right."""
+    everything is in another file for nothing, as by VACUUM FULL). Behind a truncate it is known by
+    the transaction (`catalog.emptied`). Empty: any is right."""
+    grown: int = 0
+    """Up to here partitions may have had rows that they do not have any more: those are not known."""
     labels: str = ""
     """The last of the labels of its enums, and a hash of all: another one, and some were renamed,
     also in a word that the stream does not have. Empty: any are right."""
