@@ -1,7 +1,8 @@
 """Every seeded bug is caught: the machine that breaks the log would notice.
 
-Caught: a check that has become blind. Not caught: bugs of a kind that nobody has thought of; but
-forty of different kinds, each caught by a general check that does not know it, are some comfort.
+Caught: a check that has become blind, a crash that counts as a catch. Not caught: bugs of a kind
+that nobody has thought of; but forty of different kinds, each caught by a general check that does
+not know it, are some comfort.
 """
 
 from __future__ import annotations

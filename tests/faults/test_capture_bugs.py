@@ -1,8 +1,9 @@
 """Seeded bugs of captures are caught: the tests of captures would notice.
 
-Can catch: a hunter that has become blind, and a bug whose place in the code has gone (all of them
-are switched on here). Cannot catch: bugs of a kind that nobody has thought of. Those that need a
-server take long: here only some are hunted, `./run faults capture --only bugs` hunts all.
+Can catch: a hunter that has become blind or takes a crash for a catch, and a bug whose place in the
+code has gone (all of them are switched on here). Cannot catch: bugs of a kind that nobody has
+thought of. Those that need a server take long: here only some are hunted, `./run faults capture
+--only bugs` hunts all.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from headrace.testing.postgres import Server
 QUICK = (
     "it is confirmed before the log has it",
     "half a transaction is an entry",
+    "a chunk that was read before a truncate is published",
 )
 
 

@@ -1,8 +1,8 @@
 """Seeded bugs of followers are caught: the tests of followers would notice.
 
-Can catch: a hunter that has become blind, and a bug whose place in the code has gone (all of them
-are switched on here). Cannot catch: bugs of a kind that nobody has thought of. Here only some are
-hunted; `headrace.testing.follower_bugs.hunt` hunts all.
+Can catch: a hunter that has become blind or takes a crash for a catch, and a bug whose place in the
+code has gone (all of them are switched on here). Cannot catch: bugs of a kind that nobody has
+thought of. Here only some are hunted; `headrace.testing.follower_bugs.hunt` hunts all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Random schedules of groups against an oracle, and the seeded bugs of groups, each noticed by it.
 
 Caught: rows skipped, read again after a commit, read by two; offsets that go back; zombies that
-commit; drops that are not counted. Not caught: what only real processes and clocks do
-(`tests/log/test_group_processes.py`); bugs of a kind that nobody has thought of.
+commit; drops that are not counted; a crash that counts as a catch. Not caught: what only real
+processes and clocks do (`tests/log/test_group_processes.py`); bugs of a kind that nobody has
+thought of.
 """
 
 from __future__ import annotations

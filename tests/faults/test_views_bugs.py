@@ -1,7 +1,8 @@
 """Every seeded bug of views is caught: the tests of views would notice.
 
-Can catch: a hunter that has become blind, and a bug whose place in the code has gone. Cannot catch:
-bugs of a kind that nobody has thought of. The bugs that need Spark are in tests/pipelines.
+Can catch: a hunter that has become blind or takes a crash for a catch, and a bug whose place in the
+code has gone. Cannot catch: bugs of a kind that nobody has thought of. The bugs that need Spark are
+in tests/pipelines.
 """
 
 from __future__ import annotations
