@@ -1,8 +1,8 @@
 """Seeded bugs of the slice are caught: its tests would notice.
 
-Can catch: a hunter that has become blind, and a bug whose place in the code has gone (all of them
-are switched on here). Cannot catch: bugs of a kind that nobody has thought of. Here only some are
-hunted, `./run faults slice --only bugs` hunts all.
+Can catch: a hunter that has become blind or takes a crash for a catch, and a bug whose place in the
+code has gone (all of them are switched on here). Cannot catch: bugs of a kind that nobody has
+thought of. Here only some are hunted, `./run faults slice --only bugs` hunts all.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.testing import shop
+from headrace.derived.postgres import PostgresTarget
+from headrace.testing import shop, slice_bugs
 from headrace.testing.capture_bugs import Bug
+from headrace.testing.follower_bugs import LONG_WAY
 from headrace.testing.postgres import Server
 from headrace.testing.slice_bugs import BUGS, catch, stepped
 
-QUICK = ("captured tables run ahead of the views beside them",)
+QUICK = (
+    "captured tables run ahead of the views beside them",
+    "a part that was killed stays away",
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +45,26 @@ def test_caught(name: str, server: Server) -> None:
     (bug,) = [bug for bug in BUGS if bug.name == name]
     found = catch(bug, server)
     assert found.caught_by, f"{bug.name}: {found.tries} tries, and nobody noticed: {found.says}"
+
+
+@pytest.mark.timeout(900)
+def test_a_crash_catches_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slice_bugs, "TRIES", 1)
+    cut = "refused = self._merged(changes)"
+    broken = ((PostgresTarget, "apply", cut, f"raise KeyError('x'); {cut}"), LONG_WAY)
+    found = catch(Bug("it does not even run", "stepped", broken), server)
+    assert not found.caught_by
+    assert "crash: " in found.says
+
+
+def test_a_project_that_does_not_even_run_catches_nothing(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slice_bugs, "TRIES", 1)
+    monkeypatch.setattr(slice_bugs, "_comes", lambda *_: None)
+    (bug,) = [bug for bug in BUGS if bug.name == "a part that was killed stays away"]
+    found = catch(bug, server)
+    assert (found.caught_by, found.says) == ("", "crash: the part never came")
 
 
 @pytest.mark.timeout(900)

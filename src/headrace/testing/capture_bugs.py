@@ -14,9 +14,8 @@ import inspect
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,7 +30,7 @@ from headrace.sources.postgres.large import Large, Overlay
 from headrace.sources.postgres.snapshots import Snapshots
 from headrace.sources.postgres.spill import Spill
 from headrace.testing import capture_bag, capture_case, capture_pure
-from headrace.testing.hunt import Catch, _short, table
+from headrace.testing.hunt import Catch, look_for, table
 from headrace.testing.postgres import Server, fresh_database
 
 BEGIN, END = "<!-- bugs of captures: begin -->", "<!-- bugs of captures: end -->"
@@ -100,7 +99,8 @@ BUGS = [
     Bug("a given old row is taken away though it is not there", "pure", (
         (complete, "complete", "if given_is_there:\n", "if True:\n"),)),
     Bug("a row is said of which not all is known", "pure", (
-        (complete, "_filled", "unknown |= source[:count] == NONE", "pass"),)),
+        (complete, "_filled", "unknown |= source[:count] == NONE",
+         "source = np.where(source == NONE, same, source)"),)),
     Bug("it is confirmed before the log has it", "stepped", (
         (Capture, "_stream", "self._take(group, control)",
          "stream.confirm(stream.received); self._take(group, control)"),)),
@@ -173,12 +173,9 @@ def _pure(number: int, server: Server | None) -> str:
 def _stepped(number: int, server: Server | None) -> str:
     assert server is not None
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
-        try:
-            wrong, _ = capture_case.stepped(
-                server, Path(folder), f"hunt{number}", alters=False, **QUICK
-            )
-        except Exception as error:  # noqa: BLE001 - however the bug shows
-            return f"stopped: {type(error).__name__}: {error}"
+        wrong, _ = capture_case.stepped(
+            server, Path(folder), f"hunt{number}", alters=False, **QUICK
+        )
     return wrong[0] if wrong else ""
 
 
@@ -189,19 +186,13 @@ def _bag(number: int, server: Server | None) -> str:
         fresh_database(server, f"bag_{number}") as database,
         hr.connect(Path(folder) / "log") as log,
     ):
-        try:
-            return capture_bag.bag_case(server, database, log, f"hunt{number}")
-        except Exception as error:  # noqa: BLE001 - however the bug shows
-            return f"stopped: {type(error).__name__}: {error}"
+        return capture_bag.bag_case(server, database, log, f"hunt{number}")
 
 
 def _parts(number: int, server: Server | None) -> str:
     assert server is not None
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
-        try:
-            wrong = capture_case.by_parts(server, Path(folder), f"hunt{number}")
-        except Exception as error:  # noqa: BLE001 - however the bug shows
-            return f"stopped: {type(error).__name__}: {error}"
+        wrong = capture_case.by_parts(server, Path(folder), f"hunt{number}")
     return wrong[0] if wrong else ""
 
 
@@ -215,21 +206,21 @@ HUNTERS: dict[str, tuple[str, int, Callable[[int, Server | None], str]]] = {
 
 
 def catch(bug: Bug, server: Server | None = None) -> Catch:
-    """Look for a bug where it should show; what is wrong without the bug too is no catch."""
-    started = time.monotonic()
+    """Look for a bug where it should show."""
     title, most, look = HUNTERS[bug.where]
-    for number in range(1, most + 1):
+
+    def sound(number: int) -> tuple[str, int]:
+        return look(number, server), 1
+
+    def buggy(number: int) -> tuple[str, int]:
         with bug.on():
-            says = look(number, server)
-        if not says:
-            continue
-        without = look(number, server)
-        if without:
-            title, says = "", f"it is wrong without the bug too: {without}"
-        elif bug.where in ("stepped", "parts"):
-            title = f"{title}, check `{says.partition(':')[0]}`"
-        return Catch(bug.name, title, number, time.monotonic() - started, _short(says))
-    return Catch(bug.name, "", most, time.monotonic() - started, "")
+            return sound(number)
+
+    found = look_for(bug.name, title, most, buggy, sound)
+    if found.caught_by and bug.where in ("stepped", "parts"):
+        check = found.says.partition(":")[0]
+        return replace(found, caught_by=f"{title}, check `{check}`")
+    return found
 
 
 def hunt(only: str, say: Callable[[str], None]) -> list[Catch]:
@@ -238,10 +229,8 @@ def hunt(only: str, say: Callable[[str], None]) -> list[Catch]:
     with Server(**capture_case.SETTINGS) as server:
         for bug in BUGS:
             if only in bug.name:
-                one = catch(bug, server)
-                by = one.caught_by or "NOT CAUGHT"
-                say(f"{one.seconds:6.1f} s  {one.bug}: {by}, {one.tries} tries: {one.says}")
-                found.append(one)
+                found.append(catch(bug, server))
+                say(found[-1].line())
     return found
 
 

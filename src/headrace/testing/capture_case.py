@@ -44,6 +44,7 @@ from headrace.sources.postgres.snapshots import Readers
 from headrace.sources.postgres.state import LIVE, STOPPED, State, settings_name
 from headrace.sources.postgres.stream import Stream
 from headrace.testing.postgres import Server, fresh_database
+from headrace.testing.verdicts import verdict_on
 
 NAME = "shop"
 SETTINGS = {"logical_decoding_work_mem": "64kB", "wal_writer_delay": "10ms"}
@@ -398,11 +399,15 @@ def differences(
             )
         ]
         try:
-            rows = log.table(f"{NAME}.public.{table}").scan().read_all().to_pylist()
-            ours = {tuple(row[name] for name in names) for row in rows}
-        except (KeyError, errors.HeadraceError) as error:
-            wrong.append(f"table: {table}: {type(error).__name__}: {error}")
+            found = log.table(f"{NAME}.public.{table}").scan().read_all()
+        except errors.HeadraceError as error:
+            wrong.append(verdict_on(error, f"table: {table}: "))
             continue
+        if not set(names) <= set(found.schema.names):
+            wrong.append(f"table: {table} has {found.schema.names} in the log, {names} there")
+            continue
+        rows = found.to_pylist()
+        ours = {tuple(row[name] for name in names) for row in rows}
         listed = ", ".join(names)
         theirs = set(connection.execute(f"select {listed} from {table}").fetchall())
         if ours != theirs or len(rows) != len(theirs):
@@ -567,14 +572,16 @@ class Stepped:
         if self._chunks > 0 and idle and table in self.tables:
             self._chunks -= 1
             number = self.chance.choice(idle)
-            change = self.chance.choice(
-                ["update {} set amount = 1", "delete from {}", "update {} set id = id + 2000"]
-            )
+            mine = f"where id between 0 and 2000 and id % 10 = {number}"
+            changes = {
+                f"update {table} set amount = 1 {mine}": 3,
+                f"delete from {table} {mine}": 3,
+                f"update {table} set id = id + 2000 {mine}": 3,
+                f"truncate {table}": 1,
+            }
+            (change,) = self.chance.choices([*changes], [*changes.values()])
             with contextlib.suppress(*REFUSED):
-                self.writers[number].connection.execute(
-                    f"{change.format(table)} where id between 0 and 2000 and id %% 10 = %s",
-                    (number,),
-                )
+                self.writers[number].connection.execute(change)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -666,7 +673,7 @@ def stepped(
         try:
             return _rounds(case, rounds, pauses)
         except errors.HeadraceError as error:
-            return [f"stopped: {type(error).__name__}: {error.fact}"], Audit()
+            return [verdict_on(error, "stopped: ")], Audit()
 
 
 _numbers = itertools.count(1)

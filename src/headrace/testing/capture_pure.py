@@ -24,6 +24,7 @@ from headrace.sources.complete import (
     Operations,
     joined,
 )
+from headrace.testing.verdicts import is_verdict, verdict_on
 
 SCHEMA = pa.schema(
     [("k", pa.int64()), ("v", pa.int64()), ("big", pa.string()), ("b2", pa.string())]
@@ -199,7 +200,7 @@ def wrong(case: Case) -> str:
         try:
             found = by_complete(case, before, group)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is wrong
-            return f"group {number}: {type(error).__name__}: {error}"
+            return verdict_on(error, f"group {number}: ")
         if not case.snapshotting and (found[1] or found[2]):
             return f"group {number}: unknown {found[1]}, missing {found[2]}"
         # with a given old row that is trusted nobody looks whether it is there
@@ -216,7 +217,7 @@ def smaller(case: Case) -> Case:
                 fault = wrong(less)
             except (AssertionError, KeyError):
                 continue  # no history of a database
-            if fault:
+            if fault and is_verdict(fault) == is_verdict(case.said):
                 less.said = fault
                 case = less
                 break

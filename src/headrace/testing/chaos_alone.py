@@ -25,7 +25,7 @@ from headrace.testing import chaos_worker
 from headrace.testing.chaos import SETTINGS, final_of, prepare
 from headrace.testing.chaos_history import History, judge, take_lines
 from headrace.testing.chaos_worker import TOPICS, Worker, look_up, produce, rove
-from headrace.testing.explore import told
+from headrace.testing.verdicts import verdict_on
 
 STEPS = 90
 
@@ -54,14 +54,14 @@ def alone(seed: int, steps: int = STEPS) -> list[str]:
         try:
             _live(workers, Random(f"alone/{seed}"), steps)
         except Exception as error:  # noqa: BLE001 - no error is expected here
-            return [told(error)]
+            return [verdict_on(error)]
         history = History()
         for number, one in enumerate(lines):
             take_lines(history, f"worker {number}", one.lines)
         try:
             final = final_of(folder)
         except errors.HeadraceError as error:
-            return [f"in the end: {error.render()}"]
+            return [verdict_on(error, "in the end: ")]
         problems = check(OsSystem(), str(folder)).problems
         wrong = [f"check: {problem.render()}" for problem in problems]
         return wrong + [f"{name}: {text}" for name, text in judge(history, final)]

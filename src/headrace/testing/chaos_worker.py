@@ -31,6 +31,7 @@ from headrace.model.groups import group_name
 from headrace.model.records import Batch, Receipt, time_of
 from headrace.settings import LogSettings
 from headrace.testing.chaos_history import ACKED, INDEX_BITS, REFUSED, UNKNOWN, Recorder
+from headrace.testing.verdicts import Violated
 
 SCHEMA = "id bigint, key bigint, _op string, pad string"
 PLAIN = {"orders": 4, "payments": 2, "audit": 1, "filed": 2, "short": 2}
@@ -326,7 +327,7 @@ def _once(worker: Worker, writer: Writer, name: str) -> bool:
         assert receipt is not None
         again = writer.append("orders", attempt.rows["orders"], version=version)
         if not again.duplicate:
-            raise AssertionError(f"version {version} of {name} was taken twice")
+            raise Violated(f"version {version} of {name} was taken twice")
         attempt.taken(receipt)
         return True
     return False

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headrace.testing.explore import Explorer, Limits, Tally, Violation, told
+from headrace.testing.explore import Explorer, Limits, Tally, Violation
 from headrace.testing.promises import judge
 from headrace.testing.simulation import Run, content_of, new_machine, probe
+from headrace.testing.verdicts import verdict_on
 from headrace.testing.workloads import WORKLOADS
 
 
@@ -61,14 +62,14 @@ def one_round(
     try:
         run = record(workload, seed)
     except Exception as error:  # noqa: BLE001 - a workload ends well, or something is wrong
-        found = Violation((), "while the workload ran", (told(error),), "")
+        found = Violation((), "while the workload ran", (verdict_on(error),), "")
         return Round(workload, seed, limits.bound, tally=Tally(violations=[found]))
     sizes = len(run.machine.ops), len(run.history.attempts)
     result = Round(workload, seed, limits.bound, *sizes)
     try:
         verdicts = standing(run)
     except Exception as error:  # noqa: BLE001 - whatever it is, the log cannot be read
-        verdicts = [told(error)]
+        verdicts = [verdict_on(error)]
     if verdicts:
         result.tally.violations.append(Violation((), "with nothing cut", tuple(verdicts), ""))
         return result

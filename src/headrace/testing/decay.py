@@ -39,10 +39,10 @@ from headrace.log.embedded.format import ENTRY, file_name, place_of
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.testing.damage import Damage, damages
 from headrace.testing.disk import SimulatedFile, SimulatedMachine
-from headrace.testing.explore import told
 from headrace.testing.oplog import Image
 from headrace.testing.promises import Content
 from headrace.testing.simulation import FOLDER, SCHEMA, Run, content_of, new_machine, take
+from headrace.testing.verdicts import verdict_on
 
 NEXT_BOOT = b"the next boot..."
 ARCHIVE = "archive"
@@ -180,7 +180,7 @@ def examine(log: Aged, damage: Damage) -> tuple[str, str]:
         with _archive_in(log.archive.name):
             return _examine(run, log, damage)
     except Exception as error:  # noqa: BLE001 - only errors of the catalogue are good enough
-        return "", told(error)
+        return "", verdict_on(error)
     finally:
         run.end()
         if in_archive:

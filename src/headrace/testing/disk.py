@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from headrace.log.embedded.system import Buffer
 from headrace.testing.oplog import PAGE, Image, Op, parent
+from headrace.testing.verdicts import Violated
 
 if TYPE_CHECKING:
     from headrace.testing.powercut import CrashState
@@ -37,11 +38,11 @@ class Killed(BaseException):
     """Thrown inside a simulated process that is dead: no handler of production code takes it."""
 
 
-class Deadlock(AssertionError):
+class Deadlock(Violated):
     """Everybody waits, and nobody can wake anybody."""
 
 
-class Endless(AssertionError):
+class Endless(Violated):
     """Something goes on and on."""
 
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from headrace.errors import HeadraceError
 from headrace.testing.disk import SimulatedMachine
 from headrace.testing.jobs import spread
 from headrace.testing.oplog import around
@@ -33,16 +32,6 @@ CHUNK = 6
 """Crash points in a row that one process takes."""
 REMEMBERED = 4000
 """Openings that are kept in memory; equal disks are near each other."""
-
-
-CRASH = "crash: "
-"""Before the verdict on an error that nobody names: the log crashed, or the kit itself."""
-
-
-def told(error: Exception) -> str:
-    """The verdict on an error that ended something."""
-    named = isinstance(error, HeadraceError | AssertionError)
-    return f"{'' if named else CRASH}{type(error).__name__}: {error}"
 
 
 @dataclass(slots=True)

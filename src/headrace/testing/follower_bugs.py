@@ -18,7 +18,7 @@ from headrace.derived.follower import Follower
 from headrace.derived.postgres import PostgresTarget
 from headrace.testing import capture_bugs, follower_case
 from headrace.testing.capture_bugs import Bug
-from headrace.testing.hunt import Catch, _short, put_between, table
+from headrace.testing.hunt import Catch, look_for, put_between, table
 from headrace.testing.postgres import Server
 
 BEGIN, END = "<!-- bugs of followers: begin -->", "<!-- bugs of followers: end -->"
@@ -68,25 +68,25 @@ capture_bugs.SOURCES |= {
     for owner, name, _, _ in bug.changes
 }
 
-SEEDS = range(12)
+TRIES = 12
 
 
 def catch(bug: Bug, server: Server) -> Catch:
     """Look for one bug."""
-    started = time.monotonic()
-    for number, seed in enumerate(SEEDS, 1):
-        with bug.on(), tempfile.TemporaryDirectory(prefix="headrace-") as folder:
-            try:
-                schema = f"hunt{time.monotonic_ns()}"
-                found, _ = follower_case.stepped(
-                    Path(folder) / "log", server.dsn("postgres"), seed, schema=schema
-                )
-            except Exception as error:  # noqa: BLE001 (a bug may show as any error)
-                found = f"{type(error).__name__}: {error}"
-        if found:
-            seconds = time.monotonic() - started
-            return Catch(bug.name, "follower case", number, seconds, _short(found))
-    return Catch(bug.name, "", len(SEEDS), time.monotonic() - started, "")
+
+    def sound(number: int) -> tuple[str, int]:
+        with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+            schema = f"hunt{time.monotonic_ns()}"
+            found, _ = follower_case.stepped(
+                Path(folder) / "log", server.dsn("postgres"), number - 1, schema=schema
+            )
+            return found, 1
+
+    def buggy(number: int) -> tuple[str, int]:
+        with bug.on():
+            return sound(number)
+
+    return look_for(bug.name, "follower case", TRIES, buggy, sound)
 
 
 def hunt(only: str, say: Callable[[str], None], page: str | None = None) -> list[Catch]:
@@ -95,10 +95,8 @@ def hunt(only: str, say: Callable[[str], None], page: str | None = None) -> list
     with Server() as server:
         for bug in BUGS:
             if only in bug.name:
-                one = catch(bug, server)
-                by = one.caught_by or "NOT CAUGHT"
-                say(f"{one.seconds:6.1f} s  {one.bug}: {by}, {one.tries} tries: {one.says}")
-                found.append(one)
+                found.append(catch(bug, server))
+                say(found[-1].line())
     if page is not None:
         put_between(page, BEGIN, END, table(found))
     return found

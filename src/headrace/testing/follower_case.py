@@ -291,7 +291,7 @@ def stepped(
     late = random.Random(f"{seed} late").choice([0, 0, 2, 4, 6])  # a table is kept from here on
     deaths, rivals = 0, []
     unlucky, forbidden = bool(schema) and rng.random() < 0.6, False
-    with EmbeddedLog(folder) as log:
+    with EmbeddedLog(folder) as log, contextlib.ExitStack() as stack:
         bank = Bank(log)
         bank.change({one: {"owner": rng.choice("ab"), "balance": 50} for one in range(5)})
         for step in range(steps):
@@ -299,7 +299,7 @@ def stepped(
             at = rng.choice([0, rng.randrange(1, 30), rng.randrange(30, 42)])
             mortal.fuse = Fuse(at, after=rng.random() < 0.5)
             kept = everything if step >= late else kept
-            follower = Follower(log, kept)
+            follower = stack.enter_context(Follower(log, kept))
             try:
                 follower.run("caught up")
             except Killed:
@@ -309,7 +309,7 @@ def stepped(
             else:
                 follower.close()
             mortal.fuse = Fuse()
-            watching = mortal.open(kept.follower)
+            watching = stack.enter_context(contextlib.closing(mortal.open(kept.follower)))
             if unlucky and not forbidden and watching.mark().cut is not None:
                 forbidden = _forbid(watching, schema)
             wrong = check(log, watching, kept, unlucky=forbidden, strict=not forbidden)
@@ -322,16 +322,13 @@ def stepped(
         bank.commit()
         with Follower(log, kept) as last:
             last.run("caught up")
-            target = mortal.open(kept.follower)
+            target = stack.enter_context(contextlib.closing(mortal.open(kept.follower)))
             cut = target.mark().cut
             wrong = check(log, target, kept, unlucky=forbidden)
             if not wrong and (cut is None or cut.through != bank.through):
                 wrong = f"it ends at {cut}, the views at {bank.through}"
             if not wrong and forbidden:
                 wrong = _mend(log, target, kept, last, schema)
-            target.close()
-        for one in rivals:
-            one.close()
         return wrong and f"at the end: {wrong}", deaths
 
 
@@ -363,14 +360,12 @@ def _mend(log: EmbeddedLog, target: Target, kept: Kept, follower: Follower, sche
 
 def _let_go_on(rival: Follower, bank: Bank, mortal: Mortal, kept: Kept) -> str:
     """An older follower goes on after a newer one has begun: it must be told, and do nothing."""
-    with Follower(bank.log, kept) as newer:
+    watched = contextlib.closing(mortal.open(kept.follower))
+    with watched as watching, rival, Follower(bank.log, kept) as newer:
         newer.run("caught up")
-        watching = mortal.open(kept.follower)
         cut = watching.mark().cut
         bank.commit(bank.through)
         with contextlib.suppress(errors.Fenced, Killed):
             rival.run("caught up")
         wrong = watching.mark().cut != cut
-        watching.close()
-        rival.close()
     return "an older follower was not told that there is a newer one" if wrong else ""

@@ -14,7 +14,8 @@ from headrace.log.groups.consumer import Consumer
 from headrace.log.groups.members import Membership
 from headrace.model.groups import GroupState
 from headrace.testing.bugs import Bug, Patch, instead, nothing
-from headrace.testing.group_case import GroupCase, dropped_exactly, noticing
+from headrace.testing.group_case import GroupCase, dropped_exactly
+from headrace.testing.hunt import Catch, look_for
 
 BUGS: list[Bug] = []
 TRIES = 40
@@ -27,19 +28,28 @@ def _bug(name: str, *where: str) -> Callable[[Callable[[], list[Patch]]], None]:
     return register
 
 
-def look_for(bug: Bug) -> BaseException | None:
-    """What the bug leads to, in schedules of the kinds named; None: nobody noticed."""
-    for seed in range(TRIES):
-        for kind in bug.where:
-            with tempfile.TemporaryDirectory() as folder, bug.on(), noticing() as found:
-                if kind == "topic":
-                    dropped_exactly(f"{folder}/log", seed)
-                else:
-                    options: Any = {"peace": {"peace": True}, "drop": {"drop": 7}}.get(kind, {})
-                    GroupCase(f"{folder}/log", seed, **options).run(100)
-            if found:
-                return found[0]
-    return None
+def catch(bug: Bug) -> Catch:
+    """Look for a bug in schedules of the kinds named."""
+
+    def sound(number: int) -> tuple[str, int]:
+        seed, kind = divmod(number - 1, len(bug.where))
+        with tempfile.TemporaryDirectory() as folder:
+            _run(f"{folder}/log", seed, bug.where[kind])
+        return "", 1
+
+    def buggy(number: int) -> tuple[str, int]:
+        with bug.on():
+            return sound(number)
+
+    return look_for(bug.name, "random schedules", TRIES * len(bug.where), buggy, sound)
+
+
+def _run(folder: str, seed: int, kind: str) -> None:
+    if kind == "topic":
+        dropped_exactly(folder, seed)
+    else:
+        options: Any = {"peace": {"peace": True}, "drop": {"drop": 7}}.get(kind, {})
+        GroupCase(folder, seed, **options).run(100)
 
 
 @_bug("a commit of an old generation is accepted", "war")

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from headrace import errors
@@ -30,6 +28,7 @@ from headrace.log.groups.consumer import Consumer, skipped_name
 from headrace.log.groups.watch import watches
 from headrace.model.records import Batch
 from headrace.settings import LogSettings
+from headrace.testing.verdicts import Violated
 
 TOPIC, OUT = "t", "out"
 PARTITIONS = 4
@@ -48,10 +47,6 @@ class HandClock(OsSystem):
     def monotonic(self) -> float:
         """See `System`."""
         return self.now
-
-
-class Violated(AssertionError):
-    """The oracle has seen something that must not be."""
 
 
 @dataclass
@@ -323,13 +318,3 @@ def dropped_exactly(folder: str, seed: int) -> None:
         counted = log.dropped(TOPIC)
         if (offered - taken, sum(log.ends(TOPIC))) != (told, taken) or counted != told:
             raise Violated(f"{offered} offered, {taken} taken, {told} told, {counted} counted")
-
-
-@contextmanager
-def noticing() -> Iterator[list[BaseException]]:
-    """Collect what a bug leads to: a violation, or an error of the log."""
-    found: list[BaseException] = []
-    try:
-        yield found
-    except (AssertionError, errors.HeadraceError) as error:
-        found.append(error)

@@ -1,8 +1,9 @@
 """Switch every seeded bug on and look for it: what catches it, and after how many tries.
 
 A try is one disk judged by the crash enumerator, one damage examined, or one case of the chaos in
-one process. What counts is what the checks or the log itself name; an error that nobody names does
-not: the kit may have crashed, which says nothing about the bug.
+one process. What counts is a verdict (`verdicts`); a crash says nothing about the bug.
+
+`look_for` is the way to look for one bug in numbered cases, for whoever has bugs and cases.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from headrace.testing.bugs import BUGS, Bug
 from headrace.testing.chaos_alone import alone
 from headrace.testing.crashes import one_round
 from headrace.testing.decay import Aged, aged, examine
-from headrace.testing.explore import CRASH, Limits
+from headrace.testing.explore import Limits
 from headrace.testing.jobs import spread
 from headrace.testing.keeper_bugs import KEEPER_BUGS
+from headrace.testing.verdicts import is_verdict, verdict_on
 from headrace.testing.workloads import WORKLOADS
 
 SEEDS = range(1, 9)
@@ -42,10 +44,47 @@ class Catch:
     tries: int
     seconds: float
     says: str
+    """The verdict; if there was none, the first crash."""
 
     def row(self) -> str:
         """A row of the table."""
         return f"| {self.bug} | {self.caught_by or '**nothing**'} | {self.tries} | {self.says} |"
+
+    def line(self) -> str:
+        """A line for whoever waits."""
+        by = self.caught_by or "NOT CAUGHT"
+        return f"{self.seconds:6.1f} s  {self.bug}: {by}, {self.tries} tries: {self.says}"
+
+
+Look = Callable[[int], tuple[str, int]]
+"""Tries the case of a number: what is wrong, or nothing, and how many tries that was."""
+
+
+def look_for(name: str, title: str, most: int, buggy: Look, sound: Look) -> Catch:
+    """Look for a bug in the cases 1 to `most`: `buggy` has it, `sound` does not.
+
+    A case counts if it ends with a verdict, be it by an error, and is right without the bug.
+    """
+    started = time.monotonic()
+    tries, crash = 0, ""
+    for number in range(1, most + 1):
+        says, tried = _tried(buggy, number)
+        tries += tried
+        if not is_verdict(says):
+            crash = crash or says
+            continue
+        without, _ = _tried(sound, number)
+        if without:
+            title, says = "", f"it is wrong without the bug too: {without}"
+        return Catch(name, title, tries, time.monotonic() - started, _short(says))
+    return Catch(name, "", tries, time.monotonic() - started, _short(crash))
+
+
+def _tried(look: Look, number: int) -> tuple[str, int]:
+    try:
+        return look(number)
+    except Exception as error:  # noqa: BLE001 - a case ends well, or something is wrong
+        return verdict_on(error, "stopped: "), 1
 
 
 def catch(bug: Bug, *, everywhere: bool = False) -> Catch:
@@ -59,7 +98,7 @@ def catch(bug: Bug, *, everywhere: bool = False) -> Catch:
         for seed in range(1, 100) if place.endswith(UNCUT) else SEEDS:
             found, tried = _look(bug, place, seed)
             tries += tried
-            if found and not found.startswith(CRASH):
+            if is_verdict(found):
                 seconds = time.monotonic() - started
                 name = APART.get(place, f"enumerator, workload `{place}`")
                 return Catch(bug.name, name, tries, seconds, _short(found))
@@ -85,7 +124,7 @@ def _spoil(bug: Bug, log: Aged, seed: int) -> tuple[str, int]:
         for damage in log.damages(Random(seed), 2):
             tries += 1
             how, wrong = examine(log, damage)
-            if not how and not wrong.startswith(CRASH):
+            if not how and is_verdict(wrong):
                 return f"{damage.title}: {wrong}", tries
     return "", tries
 
@@ -104,8 +143,7 @@ def hunt(only: str, say: Callable[[str], None], jobs: int = 1) -> list[Catch]:
         return number, catch(bugs[number], everywhere=True)
 
     for number, one in spread(look, range(len(bugs)), jobs):
-        by = one.caught_by or "NOT CAUGHT"
-        say(f"{one.seconds:6.1f} s  {one.bug}: {by}, {one.tries} tries: {one.says}")
+        say(one.line())
         found[number] = one
     return [found[number] for number in sorted(found)]
 

@@ -21,12 +21,13 @@ from types import FrameType
 from typing import Any
 
 from headrace.testing.disk import Deadlock, Killed, SimulatedMachine, SimulatedProcess
+from headrace.testing.verdicts import Violated
 
 _PATIENCE_SECONDS = 60.0
 _CODE = "/headrace/log/embedded/"
 
 
-class Stuck(AssertionError):
+class Stuck(Violated):
     """A simulated process blocks outside the machine, or runs without an end."""
 
 
@@ -76,7 +77,7 @@ class Schedule:
         self._kills: dict[int, int] = {}
         self._current: Task | None = None
         self._over = threading.Event()
-        self._failure: AssertionError | None = None
+        self._failure: Violated | None = None
         self._ending = False
         self._patience = 0.0
 
@@ -216,7 +217,7 @@ class Schedule:
             return self._current
         return self._random.choice(ready)
 
-    def _fail(self, failure: AssertionError) -> None:
+    def _fail(self, failure: Violated) -> None:
         self._ending = True
         self._failure = failure
 

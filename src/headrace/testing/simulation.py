@@ -26,7 +26,7 @@ from headrace.model.policy import Policy
 from headrace.model.records import Batch, Receipt
 from headrace.settings import LogSettings
 from headrace.testing.disk import SimulatedMachine, SimulatedProcess
-from headrace.testing.explore import Opening, told
+from headrace.testing.explore import Opening
 from headrace.testing.oplog import Image
 from headrace.testing.promises import (
     REFUSED,
@@ -38,6 +38,7 @@ from headrace.testing.promises import (
     Row,
 )  # fmt: skip
 from headrace.testing.schedule import Stuck
+from headrace.testing.verdicts import Violated, verdict_on
 
 FOLDER = "/disk/data"
 SCHEMA = "k bigint, attempt bigint, i bigint, pad string"
@@ -223,7 +224,7 @@ def agreeing(log: EmbeddedLog) -> None:
         for topic in ("twin", "keyed")
     ]
     if newest[0] != newest[1]:
-        raise AssertionError(f"the newest rows of twin and keyed: {newest}")
+        raise Violated(f"the newest rows of twin and keyed: {newest}")
     held = {p: list(range(*ends)) for p, ends in enumerate(_held(log, "short"))}
     found: dict[int, list[int]] = {partition: [] for partition in held}
     for batch in log.read("short"):
@@ -232,7 +233,7 @@ def agreeing(log: EmbeddedLog) -> None:
         ):
             found[partition].append(offset)
     if found != held:
-        raise AssertionError(f"offsets of short: {found}, not {held}")
+        raise Violated(f"offsets of short: {found}, not {held}")
 
 
 def _held(log: EmbeddedLog, topic: str) -> Iterator[tuple[int, int]]:
@@ -245,7 +246,7 @@ def take(batch: Batch, content: Content) -> None:
     content.rows += rows
     for attempt, position in positions.items():
         if content.positions.setdefault(attempt, position) != position:
-            raise AssertionError(
+            raise Violated(
                 f"attempt {attempt} at positions {position} and {content.positions[attempt]}"
             )
 
@@ -286,7 +287,7 @@ def probe(machine: SimulatedMachine) -> Opening:
         with time_limit(10):
             _probe(run, opening)
     except Exception as error:  # noqa: BLE001 - whatever it is, the log did not open well
-        opening.error = told(error)
+        opening.error = verdict_on(error)
     finally:
         run.end()
     return opening
@@ -309,7 +310,7 @@ def _probe(run: Run, opening: Opening) -> None:
     run.append(log, {"orders": 1}, require={"post": post + 1})
     outcomes = [attempt.outcome for attempt in run.history.attempts]
     if outcomes != [TAKEN, REFUSED, TAKEN]:
-        raise AssertionError(f"appending after the crash: {run.history.attempts}")
+        raise Violated(f"appending after the crash: {run.history.attempts}")
     opening.later = run.history.attempts
     opening.final.append((len(machine.ops), content_of(log)))
     log.close()
@@ -328,11 +329,11 @@ def _probe(run: Run, opening: Opening) -> None:
         named = {name for number in numbers for name in pieces_of(again, number)}
         left = set(machine.process().listdir(again.pieces.folder)) - named
         if left:
-            raise AssertionError(f"pieces that nobody will ever name: {left}")
+            raise Violated(f"pieces that nobody will ever name: {left}")
     _must_be_sound(machine.process(), "after all")
 
 
 def _must_be_sound(process: SimulatedProcess, when: str) -> None:
     report = check(process, FOLDER)
     if not report.ok:
-        raise AssertionError(f"check {when}: {report.problems[0].render()}")
+        raise Violated(f"check {when}: {report.problems[0].render()}")

@@ -8,8 +8,9 @@ As in `capture_bugs`: a text that must occur exactly once in a function is repla
   reader asks the target, or whoever is at work dies. Now and then two followers are at it. In the
   end everything is compared by SQL; and the views must agree with each other at every position of
   the log, for whoever reads them there: a follower shows cuts only.
-- `project`: a supervisor in a process of its own, with a page as its only part; the part is killed,
-  then the supervisor. A bug is switched on in that process and its children by `sitecustomize`.
+- `project`: a supervisor in a process of its own, with the parts of an empty project; one part is
+  killed, then the supervisor. A bug is switched on in that process and its children by
+  `sitecustomize`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -47,8 +49,9 @@ from headrace.sources.postgres.stream import Stream
 from headrace.testing import shop
 from headrace.testing.capture_bugs import SOURCES, Bug
 from headrace.testing.follower_bugs import LONG_WAY
-from headrace.testing.hunt import Catch, _short
+from headrace.testing.hunt import Catch, look_for
 from headrace.testing.postgres import Server, fresh_database
+from headrace.testing.verdicts import CRASH, verdict_on
 
 BEGIN, END = "<!-- bugs of the slice: begin -->", "<!-- bugs of the slice: end -->"
 COMMITTED = 'self._run("commit"); self._run("begin")'
@@ -226,7 +229,10 @@ class Stepped:
         """Let each part catch up, with so many pauses each; then look."""
         with self._watched():
             for part in (self._capture, self._views, self._follow):
-                self._at_work, self._pauses = part, pauses
+                self._at_work, self._pauses = part, 0
+                if part == self._follow and self.chance.random() < 0.5:
+                    self._news()
+                self._pauses = pauses
                 while True:
                     try:
                         part()
@@ -234,6 +240,13 @@ class Stepped:
                         continue
                     break
             self.look()
+
+    def _news(self) -> None:
+        """A follower that is at rest meets more, which it may apply on its quick way."""
+        self._follow()
+        self.write(5)
+        self._capture()
+        self._views()
 
     def _capture(self) -> None:
         Capture(self.log, "shop", self.dsn, heartbeat_seconds=0.05, group_rows=20).run("caught up")
@@ -312,8 +325,8 @@ def stepped(server: Server, seed: str, rounds: int = 4, pauses: int = 50) -> lis
                 if case.wrong:
                     return case.wrong
             case.finish()
-        except errors.HeadraceError as error:
-            case.wrong.append(f"stopped: {type(error).__name__}: {error.fact}")
+        except Exception as error:  # noqa: BLE001 - what was seen before counts too
+            case.wrong.append(verdict_on(error, "stopped: "))
         return case.wrong
 
 
@@ -360,16 +373,19 @@ def project(bug: Bug | None, patience: float = 60.0) -> str:
 def _killed(folder: Path, running: subprocess.Popen[bytes], patience: float) -> str:
     of = find_project(folder)
 
-    def ready(but: int | None = None) -> int | None:
-        parts = [part for part in parts_of(of)["parts"] if part["ready"] and part["pid"] != but]
-        return parts[0]["pid"] if parts else None
+    def ready(name: str | None = None, but: int | None = None) -> tuple[str, int] | None:
+        for part in parts_of(of)["parts"]:
+            if part["ready"] and name in (None, part["name"]) and part["pid"] != but:
+                return part["name"], part["pid"]
+        return None
 
     first = _comes(ready, patience)
     if not first:
-        return "the part never came"
-    os.kill(first, signal.SIGKILL)
-    if not _comes(lambda: ready(first), patience / 4):
-        return "the part did not come back"
+        return f"{CRASH}the part never came"
+    os.kill(first[1], signal.SIGKILL)
+    if not _comes(lambda: ready(*first), patience / 4):
+        ended = f"{CRASH}the supervisor ended: " if running.poll() is not None else ""
+        return f"{ended}the part did not come back"
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
     if not _comes(lambda: not marked(mark(folder)), patience / 12):
@@ -386,37 +402,33 @@ def _comes(true: Callable[[], Any], seconds: float) -> Any:
 
 # --- the hunt -------------------------------------------------------------------------------------
 
-TRIES = 4
-_known: dict[tuple[str, int], str] = {}
-
-
-def _without(where: str, server: Server, number: int) -> str:
-    """What the same case says without any bug; looked for once."""
-    if (where, number) not in _known:
-        found = (
-            project(None) if where == "project" else "".join(stepped(server, f"hunt{number}")[:1])
-        )
-        _known[where, number] = found
-    return _known[where, number]
+TRIES = 8
 
 
 def catch(bug: Bug, server: Server) -> Catch:
-    """Look for a bug where it should show; what is wrong without the bug too is no catch."""
-    started = time.monotonic()
-    for number in range(1, TRIES + 1):
-        if bug.where == "project":
-            says = project(bug)
-        else:
-            with bug.on():
-                says = "".join(stepped(server, f"hunt{number}")[:1])
-        if says:
-            without = _without(bug.where, server, number)
-            title = (
-                "" if without else {"project": "a project, killed"}.get(bug.where, "stepped slice")
-            )
-            says = f"it is wrong without the bug too: {without}" if without else says
-            return Catch(bug.name, title, number, time.monotonic() - started, _short(says))
-    return Catch(bug.name, "", TRIES, time.monotonic() - started, "")
+    """Look for a bug where it should show."""
+    if bug.where == "project":  # it is switched on in the processes of the project
+        return look_for(
+            bug.name, "a project, killed", TRIES,
+            lambda _: (project(bug), 1), lambda _: (_project(), 1),
+        )  # fmt: skip
+
+    def buggy(number: int) -> tuple[str, int]:
+        with bug.on():
+            return _stepped(server, number), 1
+
+    return look_for(
+        bug.name, "stepped slice", TRIES, buggy, lambda number: (_sound(server, number), 1)
+    )
+
+
+def _stepped(server: Server, number: int) -> str:
+    return "".join(stepped(server, f"hunt{number}")[:1])
+
+
+_project = cache(lambda: project(None))
+_sound = cache(_stepped)
+"""What the same case says without any bug; looked for once."""
 
 
 def hunt(only: str, say: Callable[[str], None]) -> list[Catch]:
@@ -425,8 +437,6 @@ def hunt(only: str, say: Callable[[str], None]) -> list[Catch]:
     with Server(wal_writer_delay="10ms") as server:
         for bug in BUGS:
             if only in bug.name:
-                one = catch(bug, server)
-                by = one.caught_by or "NOT CAUGHT"
-                say(f"{one.seconds:6.1f} s  {one.bug}: {by}, {one.tries} tries: {one.says}")
-                found.append(one)
+                found.append(catch(bug, server))
+                say(found[-1].line())
     return found

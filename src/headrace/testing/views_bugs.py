@@ -14,7 +14,6 @@ import contextlib
 import inspect
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,7 @@ from headrace.pipelines.views import run as loop
 from headrace.pipelines.views.aggregate import FloatSum
 from headrace.pipelines.views.source import Source
 from headrace.tables.packs import Attempt
-from headrace.testing.hunt import Catch, _short, table
+from headrace.testing.hunt import Catch, look_for, table
 from headrace.testing.views_crash import explore, raced
 from headrace.testing.views_plain import attempt, plain_case
 
@@ -215,21 +214,17 @@ HUNTERS: dict[str, tuple[str, int, Callable[[int, Any], Found]]] = {
 
 
 def catch(bug: Bug, spark: Any = None) -> Catch:
-    """Look for a bug where it should show; what is wrong without the bug too is no catch."""
-    started = time.monotonic()
+    """Look for a bug where it should show."""
     title, most, look = HUNTERS[bug.where]
-    tries = 0
-    for number in range(1, most + 1):
+
+    def sound(number: int) -> Found:
+        return look(number, spark)
+
+    def buggy(number: int) -> Found:
         with bug.on():
-            says, tried = look(number, spark)
-        tries += tried
-        if not says:
-            continue
-        without, _ = look(number, spark)
-        if without:
-            title, says = "", f"it is wrong without the bug too: {without}"
-        return Catch(bug.name, title, tries, time.monotonic() - started, _short(says))
-    return Catch(bug.name, "", tries, time.monotonic() - started, "")
+            return sound(number)
+
+    return look_for(bug.name, title, most, buggy, sound)
 
 
 def hunt(only: str, say: Callable[[str], None], spark: Callable[[], Any]) -> list[Catch]:
@@ -237,10 +232,8 @@ def hunt(only: str, say: Callable[[str], None], spark: Callable[[], Any]) -> lis
     found = []
     for bug in BUGS:
         if only in bug.name:
-            one = catch(bug, spark() if bug.where == "zones" else None)
-            by = one.caught_by or "NOT CAUGHT"
-            say(f"{one.seconds:6.1f} s  {one.bug}: {by}, {one.tries} tries: {one.says}")
-            found.append(one)
+            found.append(catch(bug, spark() if bug.where == "zones" else None))
+            say(found[-1].line())
     return found
 
 

@@ -229,8 +229,6 @@ def run_case(case: Case, at_end: AtEnd | None = None) -> Wrong | None:
     try:
         with EmbeddedLog(folder, SETTINGS) as log:
             return _Drive(case, log, at_end).run()
-    except errors.HeadraceError as error:
-        return Wrong(f"{type(error).__name__}: {error.fact}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -32,6 +32,7 @@ from headrace.testing.explore import QUIET
 from headrace.testing.powercut import CrashState, Disk
 from headrace.testing.schedule import Schedule
 from headrace.testing.simulation import FOLDER, new_machine, time_limit
+from headrace.testing.verdicts import Violated, verdict_on
 from headrace.testing.views_case import (
     PIPELINE,
     Case,
@@ -126,7 +127,7 @@ def _must_be_fenced(old: Driver, before: int) -> None:
     except errors.Fenced:
         pass
     if len(old.made) != before:
-        raise AssertionError("a driver committed after another had taken over")
+        raise Violated("a driver committed after another had taken over")
     process: Any = old.log.journal.system
     process.kill()
 
@@ -142,7 +143,7 @@ def recovered(machine: SimulatedMachine, case: Case, promised: int) -> str:
         with time_limit(60), defined_as(case.views), sweeping(1):
             return _recovered(machine, case, promised, logs)
     except Exception as error:  # noqa: BLE001 - whatever it is, the pipeline does not go on
-        return f"{type(error).__name__}: {error}"
+        return verdict_on(error)
     finally:
         for process in machine.processes:
             process.kill()
@@ -221,7 +222,7 @@ def explore(
     try:
         found = record(case)
     except Exception as error:  # noqa: BLE001 - a case ends well, or something is wrong
-        tally.wrong.append(f"while it ran: {type(error).__name__}: {error}")
+        tally.wrong.append(verdict_on(error, "while it ran: "))
         return tally
     tally.operations = len(found.machine.ops)
     _Explorer(found, tally, bound, again, done).explore(points)
@@ -336,7 +337,7 @@ def raced(case: Case, seed: str, drivers: int = 2) -> str:
             schedule.run()
             bad = [task.error for task in (writer, *tasks) if task.error is not None]
             if bad:
-                return f"{type(bad[0]).__name__}: {bad[0]}"
+                return verdict_on(bad[0])
             log = opened(machine.process())
             logs.append(log)
             for through, position, views in made:

@@ -31,6 +31,7 @@ from headrace.pipelines.views.algebra import (
     Stateless,
 )
 from headrace.testing import algebra
+from headrace.testing.verdicts import verdict_on
 from headrace.testing.views_case import Case, Wrong, random_case, run_case, shrunk, told
 from headrace.testing.views_history import TABLES, Row
 
@@ -445,7 +446,7 @@ def attempt(case: Case) -> Wrong | None:
     try:
         return run_case(case)
     except Exception as error:  # noqa: BLE001 - whatever it is, the view is not there
-        return Wrong(f"{type(error).__name__}: {error}")
+        return Wrong(verdict_on(error))
 
 
 def counter_examples(seeds: Iterable[str]) -> Iterator[tuple[str, str]]:

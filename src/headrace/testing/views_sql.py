@@ -28,6 +28,7 @@ from headrace.log.embedded.log import EmbeddedLog
 from headrace.pipelines.views.algebra import Full, Node, Template
 from headrace.pipelines.views.reading import rows_of
 from headrace.testing import algebra
+from headrace.testing.verdicts import verdict_on
 from headrace.testing.views_case import (
     PIPELINE,
     Case,
@@ -223,7 +224,7 @@ class Trial:
             with settings_of(self.spark, JOBS):
                 return run_case(case, lambda tables: by_spark(self.spark, views, tables))
         except Exception as error:  # noqa: BLE001 - whatever it is, the view is not there
-            return Wrong(f"{type(error).__name__}: {error}")
+            return Wrong(verdict_on(error))
 
     def _shrunk(self, case: Case, wrong: Wrong, views: Mapping[str, Rel]) -> str:
         known: dict[str, Mapping[str, Rel]] = {_id(case): views}

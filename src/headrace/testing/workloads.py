@@ -22,6 +22,7 @@ from headrace.testing.disk import SimulatedProcess
 from headrace.testing.promises import TAKEN, Attempt
 from headrace.testing.schedule import Schedule
 from headrace.testing.simulation import SCHEMA, TOPICS, Run, agreeing, rows_to_write
+from headrace.testing.verdicts import Violated
 
 Workload = Callable[[Run], None]
 
@@ -128,7 +129,8 @@ def store(run: Run, writer: Writer, version: int) -> Attempt | None:
     expect = {writer.counter: version}
     require = {writer.epoch_counter: writer.epoch}
     if version < writer.version:
-        assert writer.append("orders", run.rows(0, 1), version=version).duplicate
+        if not writer.append("orders", run.rows(0, 1), version=version).duplicate:
+            raise Violated(f"version {version} was taken twice")
         return None
     return run.attempt(
         lambda attempt: writer.append("orders", run.rows(attempt.number, 2), version=version),
@@ -250,9 +252,9 @@ def chased(run: Run) -> None:
             raise task.error
     last = max(attempt.position for attempt in run.history.attempts)
     if tasks[1].result != last:
-        raise AssertionError(f"the follower ended at {tasks[1].result}, and the log is at {last}")
+        raise Violated(f"the follower ended at {tasks[1].result}, and the log is at {last}")
     if run.machine.clock_us > 9_000_000:  # the one timeout at the end is five seconds
-        raise AssertionError("the follower slept while there was something to read")
+        raise Violated("the follower slept while there was something to read")
 
 
 def killed_often(run: Run) -> None:
@@ -353,11 +355,11 @@ def kept_meanwhile(run: Run) -> None:
             raise task.error
     lost = [attempt for attempt in run.history.attempts if attempt.outcome != TAKEN]
     if lost:
-        raise AssertionError(f"an append failed, though its process lived: {lost[0]}")
+        raise Violated(f"an append failed, though its process lived: {lost[0]}")
     last = max(attempt.position for attempt in run.history.attempts)
     reached = tasks[1].result
     if not isinstance(reached, int) or reached < last:
-        raise AssertionError(f"the follower ended at {reached}, and the log is at {last}")
+        raise Violated(f"the follower ended at {reached}, and the log is at {last}")
 
 
 def hands_over(run: Run) -> None:
