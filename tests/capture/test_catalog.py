@@ -116,7 +116,11 @@ def test_a_publication(database: Database) -> None:
         assert found is not None
         assert set(found.members) == {("public", "a"), ("public", "B")}
         assert min(found.members.values()) > 0
-        assert dataclasses.replace(found, oid=0, members={}) == catalog.Publication(
+        a = catalog.table(connection, ("public", "a"))
+        assert a is not None
+        assert found.member(a) == found.members["public", "a"]
+        assert found.member(dataclasses.replace(a, oid=1)) == 0  # another table of the name
+        assert dataclasses.replace(found, oid=0, members={}, oids={}) == catalog.Publication(
             name="p",
             oid=0,
             owner="postgres",

@@ -126,7 +126,7 @@ BUGS = [
     Bug("a rolled-back subtransaction stays", "stepped", (
         (Spill, "roll_back", "kept.gone.add(subxid)", "pass"),)),
     Bug("truncate is forgotten", "parts", (
-        (Large, "_truncate", "for rows in there:", "for rows in ():"),)),
+        (Large, "_truncate", "for rows, weight in there:", "for rows, weight in ():"),)),
     Bug("a truncate leaves what its own transaction wrote", "parts", (
         (Overlay, "empty", "ordered(self._state(), self._part, (0,))", "()"),)),
     Bug("a part of a transaction does not know the parts before", "parts", (

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import re
 import tempfile
 import threading
@@ -34,6 +33,7 @@ from random import Random
 from typing import Any
 
 import psycopg
+from psycopg.rows import dict_row
 
 import headrace as hr
 from headrace import errors
@@ -454,8 +454,8 @@ def _unequal(storm: Storm, log: EmbeddedLog) -> list[str]:
         keyed = [name for name in there if name not in KEYLESS]
         wrong = [f"equal: {one}" for one in differences(log, connection, keyed)]
         for name in set(there) & set(KEYLESS):
-            rows = connection.execute(f"select row_to_json(t)::text from {name} t").fetchall()
-            theirs = Counter(_shown(json.loads(text)) for (text,) in rows)
+            with connection.cursor(row_factory=dict_row) as cursor:
+                theirs = Counter(_shown(one) for one in cursor.execute(f"select * from {name}"))
             found = hr.sql(log, f'select * from "{NAME}.public.{name}"')
             ours = Counter(_shown(row) for row in found.to_pylist())
             if ours != theirs:

@@ -407,14 +407,15 @@ class Capture:
 
     def _join(
         self, control: psycopg.Connection, chosen: Mapping[tuple[str, str], catalog.TableInfo]
-    ) -> None:
-        """Take tables into the capture, those that are new too."""
+    ) -> catalog.Publication:
+        """Take tables into the capture, those that are new too; the publication, with them."""
         assert self.state is not None
         published = self._publish_tables(control, chosen)
         self.state.publication_oid = published.oid
         known = catalog.types(control)
         for name, info in chosen.items():
-            self._add(name, info, known, published.members.get(name, 0))
+            self._add(name, info, known, published.member(info))
+        return published
 
     def _saved(self, chosen: Mapping[tuple[str, str], catalog.TableInfo]) -> resume.Saved:
         state = self.state
@@ -527,7 +528,7 @@ class Capture:
             state.reason = why if later else f"not published: {why}"
             if later and self._lost is not None:
                 self._lost(psycopg.OperationalError(f"{full} {why}"))
-        if not state.member or state.oid != info.oid:  # else `resume` finds it another one
+        if not state.member and state.oid in (0, info.oid):  # else `resume` finds it another one
             state.member = member
         if not state.oid:
             state.oid, state.storage, state.labels = info.oid, info.storage, _labels(info)
@@ -647,7 +648,7 @@ class Capture:
                 self._mark_renamed(relation)
 
     def _mark_renamed(self, relation: Relation) -> None:
-        """The stream speaks of a table by a name: if it had another one, it may be so back again."""
+        """The stream calls a table so: if we know it by another name, it may be back again soon."""
         for name, other in self._tables.items():
             if name != (relation.schema, relation.table) and abs(other.state.oid) == relation.id:
                 other.state.oid = GONE
@@ -714,6 +715,7 @@ class Capture:
         for name, info in found.items():
             captured = self._tables[name]
             relation = _as_relation(info)
+            self._note_member(captured, published, info)
             self._settle_storage(captured, info)
             self._take_in_empty(captured, info, control)
             if captured.state.status == STOPPED and captured.state.oid >= 0:
@@ -787,8 +789,11 @@ class Capture:
                 self._settle_storage(captured, info)
                 self._take_in_empty(captured, info, control)
             if state.oid != relation.id:  # another table of the name: nothing of it is known
-                self._join(control, {} if info is None else {(info.schema, info.name): info})
-                state.oid, state.fence = relation.id, -1
+                there = {} if info is None else {(info.schema, info.name): info}
+                published = self._join(control, there)
+                state.oid, state.fence, state.member = relation.id, -1, 0
+                if info is not None and info.oid == relation.id:
+                    state.member = published.member(info)
                 captured.read_again()
             if info is not None:
                 if state.storage != info.storage:
@@ -811,6 +816,16 @@ class Capture:
             redefine(captured, relation, self._numeric_as_text, lambda: self._save(self._lsn))
         except errors.HeadraceError as error:
             captured.state.stop(error)
+
+    def _note_member(
+        self, captured: Captured, published: catalog.Publication | None, info: catalog.TableInfo
+    ) -> None:
+        """By which entry a table is published, where that is not known: then it is read anew."""
+        state = captured.state
+        unknown = not state.member and state.oid == info.oid and state.status != STOPPED
+        if unknown and captured.published and published is not None and published.member(info):
+            state.member = published.member(info)
+            captured.read_again()
 
     def _settle_storage(self, captured: Captured, info: catalog.TableInfo) -> None:
         """A table that was emptied is in new files: they are known now, if they are still those."""
@@ -840,14 +855,13 @@ class Capture:
             with connected(self.dsn) as control:
                 info = catalog.table(control, (captured.info.schema, captured.info.name))
             state = captured.state
-            if info is None:
-                raise
-            right = ("", info.storage, info.written)[info.partitioned :]
-            moved = state.storage not in right or self._lsn < state.grown
-            if not moved and _labels(info, state.labels) == state.labels:
-                raise
+            if info is not None:  # or it is gone by now, and nobody can tell
+                right = ("", info.storage, info.written)[info.partitioned :]
+                moved = state.storage not in right or self._lsn < state.grown
+                if not moved and _labels(info, state.labels) == state.labels:
+                    raise
+                state.storage, state.labels = info.storage, _labels(info)
             captured.read_again()
-            state.storage, state.labels = info.storage, _labels(info)
             return captured.changes(runs, lookup)
 
     def _append(self, items: Sequence[Transaction | Message]) -> None:

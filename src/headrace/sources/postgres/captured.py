@@ -259,15 +259,12 @@ class Captured:
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         """All rows of the topic's table, some at a time."""
-        if not self.state.key:
-            yield from self._sum().rest()
-            return
         with contextlib.suppress(errors.BadPosition):  # as above
             own = self.own
             for batch in self.log.table(self.state.topic).scan():
                 yield batch.select(own.names).cast(own)
 
-    def _sum(self) -> Owed:
+    def added_up(self) -> Owed:
         """Without a key: the rows of the topic, each as often as it is there."""
         topic, own, found = self.log.topic(self.state.topic), self.own, Owed(self.folder)
         for batch in self.log.read(topic.name):
@@ -434,7 +431,7 @@ class Captured:
     def watch(self, view: Visible) -> None:
         """Without a key: this snapshot is read from now on."""
         self.view = view
-        self.owed = self._sum() if self.state.dirty else Owed(self.folder)
+        self.owed = self.added_up() if self.state.dirty else Owed(self.folder)
         self.must_see, self.state.unseen, self.state.dirty = set(), [], True
 
     def wanted(self, chunk_rows: int, chunk_bytes: int) -> Wanted:
@@ -463,9 +460,12 @@ class Captured:
             fence=state.fence,
             must_see=[*self.must_see, *self.emptied, *state.unseen],
             shape=",".join(
-                f"{one.number} {one.type.oid} {one.modifier}"
-                for one in self.info.streamed
-                if one.name in columns
+                [str(self.info.oid)]
+                + [
+                    f"{one.number} {one.name} {one.type.oid} {one.modifier}"
+                    for one in self.info.streamed
+                    if one.name in columns
+                ]
             ),
             whole=self.info.partitioned,
         )
@@ -512,6 +512,10 @@ class Captured:
             for some in self.seen.passes():
                 for rows in self.scan():
                     yield some.missing(rows, self.state.key)
+
+    def lacking(self) -> Iterator[pa.RecordBatch]:
+        """Without a key, at the same time: the rows that the log has less often than never."""
+        return iter(()) if self.state.key else self.owed.rest(-1)
 
     def finish(self) -> None:
         """What is gone is gone: the topic is what the table is."""

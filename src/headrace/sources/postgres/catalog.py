@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -86,6 +86,13 @@ class Publication:
     truncate: bool
     filtered: frozenset[TableName]
     """Those with a row filter, or a list of columns: not all of their changes come."""
+    oids: Mapping[TableName, int] = field(default_factory=dict)
+    """Of the tables, when it was looked at."""
+
+    def member(self, table: TableInfo) -> int:
+        """The entry of a table; 0: it has none, or its name is another table's by now."""
+        name = table.schema, table.name
+        return self.members.get(name, 0) if self.oids.get(name) == table.oid else 0
 
 
 @dataclass(frozen=True)
@@ -260,7 +267,7 @@ def publication(connection: Connection, name: str) -> Publication | None:
         return None
     # Not by the view pg_publication_tables, which waits for tables that somebody has locked.
     query = """
-        select nspname, relname, coalesce(
+        select nspname, relname, c.oid::bigint, coalesce(
           (select r.oid::bigint from pg_publication_rel r
             where r.prpubid = p.oid and r.prrelid = c.oid),
         """
@@ -293,6 +300,7 @@ def publication(connection: Connection, name: str) -> Publication | None:
         owner=one.owner,
         tables=frozenset(members),
         members=members,
+        oids={(row.nspname, row.relname): row.oid for row in rows},
         all_tables=one.puballtables,
         via_root=one.pubviaroot,
         insert=one.pubinsert,

@@ -24,6 +24,10 @@ beginning. With K for these, V as above, I and D for new and old rows of the str
 
 and what is there is at every entry at least 0. K is as large as the table (but empty when a table
 is read for the first time), so what is owed lies in files, sorted by two hashes of the row.
+
+Only where the server has rewritten the rows of a live table in silence (ALTER ... USING) the stream
+takes rows away, as they are now, that the topic has as they were. That is seen soon, and the table
+is read anew; what K has less often than never is then put back in the end.
 """
 
 from __future__ import annotations
@@ -91,16 +95,16 @@ class Owed:
         order = np.lexsort(identity(each)[::-1])  # equal rows side by side
         there = consolidate(each)
         count = weights(there)
-        paid = np.minimum(owed.weights_of(there), count)
+        paid = np.minimum(owed.weights_of(there), count).clip(0)
         number = np.arange(len(order)) - np.repeat(np.cumsum(count) - count, count)
         left[order[number < np.repeat(paid, count)]] = False
         self._rows.add(with_weights(there, -paid).filter(pa.array(paid > 0)))
         return left
 
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        """What is still owed."""
+    def rest(self, sign: int = 1) -> Iterator[pa.RecordBatch]:
+        """What is still owed; with a sign of -1, what is there less often than never."""
         for some in () if self._rows is None else self._rows.collection.scan():
-            ends = np.cumsum(weights(some))
+            ends = np.cumsum((sign * weights(some)).clip(0))
             rows = some.select(some.schema.names[len(identity(some)) + 1 :])
             for at in range(0, int(ends[-1]), REST_ROWS):
                 which = np.arange(at, min(at + REST_ROWS, ends[-1]))

@@ -259,11 +259,13 @@ class Large:
         overlay = self._overlay(name, captured)
         if overlay is None:  # without a key: what the transaction did before is as if it was not
             self.log.unstage(self._done.pop(name, OfTable("")).pieces)
-        there = overlay.empty() if overlay else () if captured.snapshotting else captured.scan()
-        for rows in there:
-            gone = np.full(rows.num_rows, -1)
-            op = pa.array(["t"] * len(gone), pa.string())
-            self._put(name, captured, rows, gone, op)
+        there = ((rows, -1) for rows in (overlay.empty() if overlay else ()))
+        if overlay is None and not captured.snapshotting:
+            added_up = captured.added_up()
+            there = ((rows, -sign) for sign in (1, -1) for rows in added_up.rest(sign))
+        for rows, weight in there:
+            op = pa.array(["t"] * rows.num_rows, pa.string())
+            self._put(name, captured, rows, np.full(rows.num_rows, weight), op)
         captured.overtaken(self._one.xid)
         captured.state.storage = emptied(captured.state.storage, self._one.xid)
 

@@ -2,12 +2,12 @@
 
 A column is known by its number, which it keeps for ever, not by its name. One that the table lost
 is retired; one that it got is added; a rename is both, and so is a column that was dropped and made
-again under its name. A type that holds all values of the old one widens the column; any other
-begins a new generation of the topic; a type that the topic carries as the same text is another
-column (interval to text). The table is then read again (USING may have changed the values), as it
-is after a rename, and where a new column has a value in rows that were there before (a default,
-which is not logged). The catalog may be ahead of the stream by several changes: a column that went
-and has no number there may be one that came, under another name.
+again under its name (but for those of the key, which stay). A type that holds all values of the old
+one widens the column; any other begins a new generation of the topic; a type that the topic carries
+as the same text is another column (interval to text). The table is then read again (USING may have
+changed the values), as it is after a rename, and where a new column has a value in rows that were
+there before (a default, which is not logged). The catalog may be ahead of the stream by several
+changes: a column that went and has no number there may be one that came, under another name.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ def redefine(
     now = {column.number: column for column in info.columns}
     numbers = {column.name: column.number for column in info.columns}
     other = [n for n in own.names if n in wanted and numbers.get(n, 0) != state.columns.get(n)]
+    if any(name in state.key for name in other):  # a topic keeps its key: only its rows are others
+        captured.read_again()
+        save()
+        other = [name for name in other if name not in state.key]
     both = {name: kind for name, kind in wanted.items() if name in own.names}
     other += [n for n in captured.says_otherwise(relation, both) if n not in other]
     lost = [name for name in own.names if name not in wanted or name in other]

@@ -87,7 +87,7 @@ class Wanted:
     """All transactions before this one must have ended."""
     must_see: Collection[int] = ()
     shape: str | None = None
-    """What `_SHAPE` says of the columns; if it is another by now, nothing is read."""
+    """What `_SHAPE` says of table and columns; if it is another by now, nothing is read."""
     whole: bool = True
     """With the tables that inherit from it, as a partitioned one."""
 
@@ -205,8 +205,9 @@ FORMAT = sql.SQL("(FORMAT csv)")
 LOCK_SECONDS = 0.2
 """How long a reading waits for a table that somebody has locked, before it says so."""
 _SHAPE = """
-    (select string_agg(concat_ws(' ', attnum, atttypid, atttypmod), ',' order by attnum)
-    from pg_attribute where attrelid = %s::regclass and attname = any(%s))
+    (select concat_ws(',', attrelid::bigint,
+      string_agg(concat_ws(' ', attnum, attname, atttypid, atttypmod), ',' order by attnum))
+    from pg_attribute where attrelid = %s::regclass and attname = any(%s) group by attrelid)
 """
 _OPERATORS = """
     (select set_config('search_path', concat_ws(', ', nullif(current_setting('search_path'), ''),

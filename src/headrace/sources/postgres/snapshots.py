@@ -366,9 +366,11 @@ class Snapshots:
         else:
             state.after, state.upto = chunk.last, chunk.upto
         if state.read_through and not state.pending:
-            gone = self._take_away(captured, chunk)
-            rows = pa.concat_batches([rows, *gone])
-            weight = np.concatenate([weight, np.full(rows.num_rows - len(weight), -1)])
+            gone, lacking = self._take_away(captured, chunk), [*captured.lacking()]
+            signs = [np.full(one.num_rows, -1) for one in gone]
+            signs += [np.full(one.num_rows, 1) for one in lacking]
+            rows = pa.concat_batches([rows, *gone, *lacking])
+            weight = np.concatenate([weight, *signs])
             captured.finish()
         batch = _batch(captured, rows, weight, chunk)
         began, before = self._began[captured.name]

@@ -69,7 +69,7 @@ class TableState:
     everything is in another file for nothing, as by VACUUM FULL). Behind a truncate it is known by
     the transaction (`catalog.emptied`). Empty: any is right."""
     grown: int = 0
-    """Up to here partitions may have had rows that they do not have any more: those are not known."""
+    """Up to here new partitions may have had rows that they lost since: the topic has them not."""
     labels: str = ""
     """The last of the labels of its enums, and a hash of all: another one, and some were renamed,
     also in a word that the stream does not have. Empty: any are right."""
