@@ -27,7 +27,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import chain, groupby
-from operator import attrgetter
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -42,6 +42,9 @@ ENTRY_BYTES_MAX = 2 << 20
 """Of what is joined: well below what a log keeps in its journal. One row, or batch, may be more."""
 PARENT_BYTES_MAX = 64 << 10
 """A batch whose memory is above this, and for the most part not its own rows, is copied out."""
+
+
+_ARROW = (pa.RecordBatch, pa.Table)
 
 
 class Appender(Protocol):
@@ -71,9 +74,9 @@ class Producer:
         appender: Appender,
         topic: str,
         *,
-        rows_max: int = 10_000,
+        rows_max: int = 50_000,
         bytes_max: int = 64 << 20,
-        batch_rows_max: int = 1_000,
+        batch_rows_max: int = 10_000,
         timeout_seconds: float = 30.0,
     ) -> None:
         """At most `rows_max` rows of about `bytes_max` bytes wait or are on their way.
@@ -139,13 +142,14 @@ class Producer:
     def _taken_in(self, rows: Any, headers: Any) -> _Waiting:
         batch = self._appender.taken_in(self._topic, rows, headers)
         size = batch.get_total_buffer_size()
-        if not isinstance(rows, pa.RecordBatch | pa.Table) or (  # pandas writes to its memory
+        if not isinstance(rows, _ARROW) or (  # pandas writes to its memory
             size > PARENT_BYTES_MAX and size > 4 * pa.ipc.get_record_batch_size(batch)
         ):
             batch = pa.concat_batches([batch])
             size = batch.get_total_buffer_size()
         if headers is not None:
-            headers = copy(headers)
+            single = isinstance(headers, Mapping)
+            headers = copy(headers) if single else [copy(one) for one in headers]
             size += _size(headers)
         return _Waiting(batch, headers, batch.num_rows, 500 + size, True)
 
@@ -255,12 +259,12 @@ class Producer:
                     self._change.notify_all()
                 return
             with self._change:
-                rows = sum(waiting.rows for waiting in self._sending)
+                _, _, rows, sizes, _ = zip(*self._sending, strict=True)
                 self.receipt = receipt
-                self.sent_total += rows - receipt.dropped
+                self.sent_total += sum(rows) - receipt.dropped
                 self.dropped_total += receipt.dropped
-                self._rows -= rows
-                self._bytes -= sum(waiting.bytes for waiting in self._sending)
+                self._rows -= sum(rows)
+                self._bytes -= sum(sizes)
                 self._sending = []
                 self._change.notify_all()
 
@@ -289,38 +293,36 @@ class Producer:
         self._sending = []
 
     def _append(self, sending: list[_Waiting]) -> Receipt:
-        rows = self._joined(sending)
-        if all(waiting.headers is None for waiting in sending):
-            return self._appender.append(self._topic, rows)
-        headers = list(chain.from_iterable(map(_headers_of_rows, sending)))
-        return self._appender.append(self._topic, rows, headers=headers)
+        given, headers, rows, _, are_batches = zip(*sending, strict=True)
+        joined = self._joined(given, are_batches) if any(are_batches) else list(given)
+        if headers.count(None) == len(headers):
+            return self._appender.append(self._topic, joined)
+        of_rows = list(chain.from_iterable(map(_of_rows, headers, rows)))
+        return self._appender.append(self._topic, joined, headers=of_rows)
 
-    def _joined(self, sending: list[_Waiting]) -> Any:
-        """Rows as a list of them; where a batch is among them, all as one batch."""
-        take_in, topic = self._appender.taken_in, self._topic
-        batches: list[pa.RecordBatch] = []
-        for is_batch, run in groupby(sending, _is_batch):
-            given = [waiting.given for waiting in run]
-            if not is_batch and len(given) == len(sending):
-                return given
-            batches += given if is_batch else [take_in(topic, given)]
-        if len(batches) == 1:
-            return batches[0]
+    def _joined(self, given: Sequence[Any], are_batches: Sequence[bool]) -> pa.RecordBatch:
+        """Batches, and rows between them, as one batch."""
+        if len(given) == 1:
+            return given[0]
+        take_in = functools.partial(self._appender.taken_in, self._topic)
+        batches = given
+        if not all(are_batches):
+            batches = []
+            for is_batch, run in groupby(zip(given, are_batches, strict=True), itemgetter(1)):
+                some = [one for one, _ in run]
+                batches += some if is_batch else [take_in(some)]
         try:
             return pa.concat_batches(batches)
         except pa.ArrowInvalid:  # the topic was altered between two of them
-            return pa.concat_batches([take_in(topic, batch) for batch in batches])
+            return pa.concat_batches([take_in(batch) for batch in batches])
 
 
-_is_batch = attrgetter("batch")
-
-
-def _headers_of_rows(waiting: _Waiting) -> Sequence[Headers | None]:
-    headers = waiting.headers
+def _of_rows(
+    headers: Headers | Sequence[Headers | None] | None, rows: int
+) -> Sequence[Headers | None]:
     if headers is None or isinstance(headers, Mapping):
-        return [headers] * waiting.rows
-    found: Sequence[Headers | None] = headers
-    return found
+        return [headers] * rows
+    return headers
 
 
 _open: set[Producer] = set()
