@@ -479,7 +479,8 @@ def _produce(plan: Plan, name: str, rows: int, processes: int, floor: str, held:
     groups = [processes * each for each in GROUPS if each <= OUTSTANDING[rows]]
     mine: list[float] = []
     theirs: dict[int, list[float]] = {group: [] for group in groups}
-    arms = [(ours, mine), *((partial(other, group), theirs[group]) for group in groups)]
+    arms: list[tuple[Callable[[], float], list[float]]] = [(ours, mine)]
+    arms += [(partial(other, group), theirs[group]) for group in groups]
     ours()
     for number in range(1 if plan.quick else max(PAIRS, plan.pairs // 2)):
         progress(f"log: {name}: turn {number + 1}")

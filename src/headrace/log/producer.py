@@ -81,7 +81,8 @@ class Producer:
     ) -> None:
         """At most `rows_max` rows of about `bytes_max` bytes wait or are on their way.
 
-        An entry holds up to `batch_rows_max` of them. A single row above `bytes_max` goes alone.
+        An entry holds up to `batch_rows_max` of them. A batch above that is an entry of its own; a
+        row or batch above `rows_max` or `bytes_max` goes alone.
         """
         if not 0 < batch_rows_max <= rows_max:
             raise errors.BadSetting(
@@ -125,7 +126,8 @@ class Producer:
         """
         self._refuse_if_forked()
         if type(rows) is dict or not is_columnar(rows):  # theirs may change
-            one = _Waiting(copy(rows), copy(headers), 1, _size(rows) + _size(headers), False)
+            size = _size(rows) if headers is None else _size(rows) + _size(headers)
+            one = _Waiting(copy(rows), copy(headers), 1, size, False)
         else:
             one = self._taken_in(rows, headers)
             if not one.rows:
@@ -154,14 +156,13 @@ class Producer:
         return _Waiting(batch, headers, batch.num_rows, 500 + size, True)
 
     def _wait_for_room(self, one: _Waiting) -> None:
-        self._raise_problem()
-        if self._closed:
-            raise errors.LogClosed("the producer is closed", place=f"topic '{self._topic}'")
-        room = self._change.wait_for(
-            lambda: self._problem is not None or self._has_room(one), self._timeout
+        done = self._change.wait_for(
+            lambda: self._problem is not None or self._closed or self._has_room(one), self._timeout
         )
         self._raise_problem()
-        if not room:
+        if self._closed:  # its thread may have ended: nobody would store it
+            raise errors.LogClosed("the producer is closed", place=f"topic '{self._topic}'")
+        if not done:
             raise errors.ProducerFull(
                 f"{self._rows} rows of {self._bytes} bytes wait, and none was stored"
                 f" within {self._timeout:g} s",
