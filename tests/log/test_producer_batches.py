@@ -153,11 +153,15 @@ def test_memory_is_bounded_in_rows(t: EmbeddedLog) -> None:
     """A batch counts its rows; one above the limit goes alone. R-D3"""
     gate = Gate(t)
     producer = Producer(gate, "t", rows_max=50, batch_rows_max=50, timeout_seconds=0.1)
-    for first in range(0, 50, 10):
+    for first in range(0, 40, 10):
         producer.send(batch(*range(first, first + 10)))
+    with pytest.raises(errors.ProducerFull, match="40 rows"):
+        producer.send(batch(*range(11)))
+    producer.send(batch(*range(40, 50)))
     with pytest.raises(errors.ProducerFull, match="50 rows"):
         producer.send(batch(50))
-    producer.send(batch())  # nothing needs no room
+    producer.send(batch())
+    assert len(producer.unsent) == 5  # nothing is not kept
     with pytest.raises(errors.WaitTimeout, match="50 rows"):
         producer.flush(0.01)
     gate.open.set()
