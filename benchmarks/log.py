@@ -14,7 +14,7 @@ is durable then. The floor is the one writer again, in four arms: one fdatasync 
 8, 64 and 1,000 batches times the number of processes, as far as the producers may have so many
 outstanding together. We are held against the best of these arms, and the note names them all. It
 serializes each batch as it is; a producer joins batches before it serializes them, which is what
-it is for.
+it is for. No keeper runs: above 1 GB of journal our arm seals as well, the floor does not.
 
     ./run bench log                     all of it, about ten minutes; needs 15 GB on the disk
     ./run bench log --only append       measures whose name has "append" in it
