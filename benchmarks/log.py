@@ -8,6 +8,14 @@ over into one file that was filled with zeros before the clock started, so it ne
 measured twice: each awaited before the next, and eight of each process on their way at a time (the
 floor then syncs as many at once).
 
+By producers: each process hands the same record batch to its `log.producer` again and again, up to
+`OUTSTANDING` batches ahead of the disk, and the clock stops when the last of them has flushed: all
+is durable then. The floor is the one writer again, in four arms: one fdatasync for each group of 1,
+8, 64 and 1,000 batches times the number of processes, as far as the producers may have so many
+outstanding together. We are held against the best of these arms, and the note names them all. It
+serializes each batch as it is; a producer joins batches before it serializes them, which is what
+it is for. No keeper runs: above 1 GB of journal our arm seals as well, the floor does not.
+
     ./run bench log                     all of it, about ten minutes; needs 15 GB on the disk
     ./run bench log --only append       measures whose name has "append" in it
     ./run bench log --quick             seconds: does it run, not how fast is it
@@ -29,6 +37,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -37,7 +46,7 @@ import numpy as np
 import pyarrow as pa
 
 import headrace as hr
-from benchmarks.kit import PAIRS, Bench, Better, arguments, progress
+from benchmarks.kit import PAIRS, Bench, Better, arguments, progress, short
 from headrace.log.embedded.format import OFFSET_MASK, place_of
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.embedded.system import EVERYBODY, OsShared
@@ -49,6 +58,10 @@ ROLL_BYTES = 64 << 20
 MEGABYTE = bytes(1 << 20)
 ON_THEIR_WAY = 8
 """Appends of a process that wait for one sync, where not each is awaited."""
+OUTSTANDING = {1: 1_000, 100: 1_000, 1_000: 64, 10_000: 8}
+"""Batches that a producer may be ahead of the disk, by their rows: 14 to 18 MB but for one row."""
+GROUPS = (1, 8, 64, 1_000)
+"""Batches for each process that the floor of producers puts under one sync."""
 INLINE_ROWS = 23_000
 """Rows in an entry just below the limit of 4 MB."""
 
@@ -102,6 +115,8 @@ def do_batch(state: State, rows: int, seed: int) -> None:
 
 
 def do_close(state: State) -> None:
+    if "producer" in state.more:
+        state.more.pop("producer").close()
     if state.log is not None:
         state.log.close()
     state.log = None
@@ -123,6 +138,29 @@ def do_append(
         if group > 1:
             log.sync()
         count += group
+    return count, time.monotonic(), log.journal.syncs - syncs
+
+
+def do_producer(state: State, topic: str, outstanding: int) -> None:
+    assert state.log is not None
+    assert state.batch is not None
+    rows_max = outstanding * state.batch.num_rows
+    size = min(10_000, rows_max)
+    producer = state.log.producer(topic, rows_max=rows_max, batch_rows_max=size)
+    state.more["producer"] = producer
+
+
+def do_produce(state: State, start: float, seconds: float, most: int) -> Finish:
+    """Hand batches over without a pause; all of them durable at the end."""
+    log, batch, producer = state.log, state.batch, state.more["producer"]
+    assert log is not None
+    syncs = log.journal.syncs
+    count = 0
+    _wait_until(start)
+    while count < most and time.monotonic() < start + seconds:
+        producer.send(batch)
+        count += 1
+    producer.flush()
     return count, time.monotonic(), log.journal.syncs - syncs
 
 
@@ -286,6 +324,11 @@ class Crew:
 
 # -- the measures ----------
 
+FLOORS = {
+    "ring": "serialize + write + fdatasync, one writer, space filled beforehand and reused",
+    "growing": "serialize + write + fdatasync, one writer, new space as it goes",
+}
+
 
 @dataclass
 class Plan:
@@ -383,12 +426,8 @@ def _append(plan: Plan, name: str, rows: int, processes: int, floor: str, group:
         )
         return float(count * rows / (finished - start))
 
-    other_name = {
-        "ring": "serialize + write + fdatasync, one writer, space filled beforehand and reused",
-        "growing": "serialize + write + fdatasync, one writer, new space as it goes",
-    }[floor]
     goal = 0.6 if group == 1 else None
-    plan.compare(name, ours, other, other_name, "rows/s", "higher", goal)
+    plan.compare(name, ours, other, FLOORS[floor], "rows/s", "higher", goal)
     if floor == "ring":
         plan.bench.count(
             f"fsyncs per 1,000,000 rows, {name}",
@@ -396,6 +435,64 @@ def _append(plan: Plan, name: str, rows: int, processes: int, floor: str, group:
             other=1e6 / rows,
             other_name="one fsync for each batch",
         )
+    crew.all(processes, do_close)
+    shutil.rmtree(path)
+
+
+def measure_producers(plan: Plan) -> None:
+    """The same batches, gathered by the producers of 1 to 8 processes; see the top of the file."""
+    ring = plan.path("ring")
+    floors = [(1, "ring"), (100, "ring"), (100, "growing"), (1_000, "growing"), (10_000, "growing")]
+    for rows, floor in floors:
+        for processes in (1, 2) if plan.quick else (1, 4, 8):
+            noun = "producer" if processes == 1 else "producers"
+            name = f"append {rows:,} rows by {processes} {noun}, {floor}"
+            if plan.wanted(name):
+                _fill(ring, 16 << 20 if plan.quick else 512 << 20)
+                _produce(plan, name, rows, processes, floor)
+    Path(ring).unlink(missing_ok=True)
+
+
+def _produce(plan: Plan, name: str, rows: int, processes: int, floor: str) -> None:
+    crew, path = plan.crew, plan.path("produce")
+    with hr.connect(path) as log:
+        log.create_topic(TOPIC, bids(1).schema, key="auction")
+    for number in range(processes):
+        crew.ask(number, do_open, path, rows, TOPIC, number)
+        crew.ask(number, do_producer, TOPIC, OUTSTANDING[rows])
+    most = max(1, (16 << 20 if plan.quick else 512 << 20) // (180 * rows))
+
+    def ours() -> float:
+        start = time.monotonic() + 0.02
+        share = max(1, most // processes)
+        found: list[Finish] = crew.all(processes, do_produce, start, plan.seconds, share)
+        written = rows * sum(count for count, _, _ in found)
+        return written / (max(finished for _, finished, _ in found) - start)
+
+    def other(group: int) -> float:
+        start = time.monotonic() + 0.02
+        growing = floor == "growing"
+        file = plan.path("grown" if growing else "ring")
+        count, finished, _ = crew.ask(0, do_floor, file, growing, group, start, plan.seconds, most)
+        return float(count * rows / (finished - start))
+
+    groups = [processes * each for each in GROUPS if each <= OUTSTANDING[rows]]
+    mine: list[float] = []
+    theirs: dict[int, list[float]] = {group: [] for group in groups}
+    arms: list[tuple[Callable[[], float], list[float]]] = [(ours, mine)]
+    arms += [(partial(other, group), theirs[group]) for group in groups]
+    ours()
+    for number in range(1 if plan.quick else max(PAIRS, plan.pairs // 2)):
+        progress(f"log: {name}: turn {number + 1}")
+        for arm, values in arms if number % 2 == 0 else reversed(arms):
+            values.append(arm())
+    progress("")
+    medians = {group: statistics.median(values) for group, values in theirs.items()}
+    best = max(groups, key=lambda group: medians[group])
+    all_arms = ", ".join(f"{group:,}: {short(rate)}" for group, rate in medians.items())
+    note = f"{FLOORS[floor]}, {best:,} batches for each sync, the best ({all_arms} rows/s)"
+    goal = None if plan.quick else 0.6
+    plan.bench.add(name, mine, theirs[best], note, "rows/s", "higher", goal)
     crew.all(processes, do_close)
     shutil.rmtree(path)
 
@@ -428,8 +525,7 @@ def measure_bare(plan: Plan) -> None:
                 )
                 return float(count * rows / (finished - start))
 
-            note = "serialize + write + fdatasync, one writer, space filled beforehand and reused"
-            plan.compare(name, ours, other, note, "rows/s", "higher", None)
+            plan.compare(name, ours, other, FLOORS["ring"], "rows/s", "higher", None)
     for path in plan.folder.glob("bare ring*"):
         path.unlink()
 
@@ -801,6 +897,7 @@ def _strace(path: str, rows: int, count: int) -> dict[str, int]:
 MEASURES = (
     measure_counted,
     measure_append,
+    measure_producers,
     measure_bare,
     measure_partitions,
     measure_scan,

@@ -424,6 +424,9 @@ def producer_full(bench: Bench) -> None:
             enough.wait(60)
             return bench.log().append(topic, rows)
 
+        def taken_in(self, topic: str, rows: Any, headers: Any = None) -> Any:
+            return bench.log().taken_in(topic, rows, headers)
+
     producer = Producer(Stuck(), "t", rows_max=1, batch_rows_max=1, timeout_seconds=0.05)
     bench.stack.callback(producer.close)
     bench.stack.callback(enough.set)

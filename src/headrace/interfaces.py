@@ -85,6 +85,9 @@ class EntryLog(Protocol):
     def check_part(self, part: Part) -> None:
         """Take the rows of a part in, raising what is wrong with them; nothing is written."""
 
+    def taken_in(self, topic: str, rows: Any, headers: Any = None) -> pa.RecordBatch:
+        """The rows as one batch of the topic's schema, raising what is wrong with them, too."""
+
     def counter(self, name: str) -> int:
         """The value of a counter; 0 if nobody moved it."""
 

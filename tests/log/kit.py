@@ -7,15 +7,19 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import IO, Any
 
+import pyarrow as pa
+
 from headrace.log.embedded.check import Report, check
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.embedded.system import Buffer, OsFile, OsSystem
-from headrace.model.records import Batch
+from headrace.log.producer import Appender
+from headrace.model.records import Batch, Receipt
 from headrace.settings import LogSettings
 
 TINY: dict[str, Any] = {"journal_bytes_first": 16 << 10, "journal_bytes_max": 32 << 10}
@@ -99,6 +103,23 @@ def run_child(folder: str, code: str, *arguments: object) -> str:
     """Run a child to its end; what it said."""
     with Child(folder, code, *arguments) as child:
         return child.wait()
+
+
+class Gate:
+    """A log, or writer, whose appends wait until the gate is open: what is sent gathers."""
+
+    def __init__(self, appender: Appender) -> None:
+        self._appender = appender
+        self.open = threading.Event()
+        self.reached = threading.Event()
+
+    def append(self, topic: str, rows: Any, *, headers: Any = None) -> Receipt:
+        self.reached.set()
+        assert self.open.wait(20)
+        return self._appender.append(topic, rows, headers=headers)
+
+    def taken_in(self, topic: str, rows: Any, headers: Any = None) -> pa.RecordBatch:
+        return self._appender.taken_in(topic, rows, headers)
 
 
 class Machine(OsSystem):

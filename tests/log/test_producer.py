@@ -1,7 +1,7 @@
-"""The producer: single rows in, batched entries out, bounded, and nothing lost silently.
+"""The producer: single rows in, large entries out, bounded, and nothing lost silently.
 
 Caught: rows lost, repeated or reordered, memory without bound, an error that nobody is told. Not
-caught: how quick it is; see `./run bench log`.
+caught: batches, see test_producer_batches.py; how quick it is, see `./run bench log`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import headrace as hr
@@ -21,7 +22,7 @@ from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.producer import Producer
 from headrace.model.records import Receipt
-from tests.log.kit import Machine, machine_log, values
+from tests.log.kit import Gate, Machine, machine_log, values
 
 
 class Slow:
@@ -35,6 +36,9 @@ class Slow:
         assert self.gate.wait(10)
         self.entries.append(list(rows))
         return Receipt(len(self.entries), len(rows), 0)
+
+    def taken_in(self, topic: str, rows: Any, headers: Any = None) -> pa.RecordBatch:
+        raise AssertionError("no batch was given")
 
 
 def test_rows_are_stored_in_order(log: EmbeddedLog) -> None:
@@ -136,6 +140,45 @@ def test_a_full_producer_goes_on_when_there_is_room() -> None:
     producer.send({"a": 4})
     assert time.monotonic() - started < 10
     producer.close()
+
+
+def test_a_send_that_waits_for_room_is_told_that_the_producer_is_closed() -> None:
+    """Its row would be stored by nobody: the thread stores what it has, and ends. R-D3"""
+    slow = Slow()
+    producer = Producer(slow, "t", rows_max=1, batch_rows_max=1, timeout_seconds=30)
+    producer.send({"a": 0})
+    found: list[object] = []
+
+    def late() -> None:
+        try:
+            producer.send({"a": 1})
+        except errors.LogClosed as error:
+            found.append(error)
+
+    sender = threading.Thread(target=late)
+    sender.start()
+    closer = threading.Thread(target=producer.close)
+    while len(producer._change._waiters) < 1:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    closer.start()
+    sender.join(10)
+    slow.gate.set()
+    closer.join(10)
+    assert len(found) == 1
+    assert producer.unsent == []
+    assert slow.entries == [[{"a": 0}]]
+
+
+def test_what_never_has_room_together_goes_in_parts(log: EmbeddedLog) -> None:
+    """A topic may take fewer rows at once than a producer gathers: none of them is lost. R-A3"""
+    log.create_topic("t", "a bigint")
+    log.set_topic("t", flow="backpressure", flow_rows=10)
+    gate = Gate(log)
+    with Producer(gate, "t") as producer:
+        for a in range(100):
+            producer.send({"a": a})
+        gate.open.set()
+    assert values(log.read("t")) == list(range(100))
 
 
 def test_an_error_is_raised_and_the_rows_are_kept(log: EmbeddedLog) -> None:

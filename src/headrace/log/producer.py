@@ -1,9 +1,13 @@
-"""A producer: single rows in, batched entries out, in the background, with bounded memory.
+"""A producer: rows and small batches in, large entries out, in the background, in bounded memory.
 
-Rows wait in a list until the thread takes as many as fit into one entry. While an entry is on its
-way to the disk the next rows gather, so batches grow with the load and a lone row waits for nothing
-but the sync. Bounded in rows and bytes: `send` waits for room, and after `timeout_seconds` raises
-`ProducerFull`.
+What is handed over waits in a list until the thread takes as many rows as fit into one entry. While
+an entry is on its way to the disk the next rows gather, so entries grow with the load and a lone
+row waits for nothing but the sync. Bounded in rows and bytes: `send` waits for room, and after
+`timeout_seconds` raises `ProducerFull`.
+
+A batch is taken in by `send`, in the caller's thread: what is wrong with it is raised there, and
+what others have handed over goes on. A row is taken in by the thread, with all rows of its entry,
+which is what makes single rows quick.
 
 Over a writer (`log.producer(topic, writer="name")`) every entry is stored once, and a producer
 whose name was claimed by another is fenced. An entry that failed is not dropped: the error is
@@ -20,13 +24,27 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
+from itertools import chain, groupby
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
+import pyarrow as pa
+
 from headrace import errors
 from headrace.model.records import Receipt
+from headrace.model.rows import is_columnar
+
+Headers = Mapping[str, bytes | str]
+ENTRY_BYTES_MAX = 2 << 20
+"""Of what is joined: well below what a log keeps in its journal. One row, or batch, may be more."""
+PARENT_BYTES_MAX = 64 << 10
+"""A batch whose memory is above this, and for the most part not its own rows, is copied out."""
+
+
+_ARROW = (pa.RecordBatch, pa.Table)
 
 
 class Appender(Protocol):
@@ -35,29 +53,36 @@ class Appender(Protocol):
     def append(self, topic: str, rows: Any, *, headers: Any = None) -> Receipt:
         """Append rows as one entry."""
 
+    def taken_in(self, topic: str, rows: Any, headers: Any = None) -> pa.RecordBatch:
+        """The rows as one batch of the topic's schema; raises what is wrong with them."""
+
 
 class _Waiting(NamedTuple):
-    row: Mapping[str, Any]
-    headers: Mapping[str, bytes | str] | None
+    given: Any
+    headers: Any
+    rows: int
     bytes: int
+    batch: bool
+    """Whether a record batch was given, and not a row."""
 
 
 class Producer:
-    """Batches rows for one topic. Threads may share it."""
+    """Gathers rows and batches for one topic. Threads may share it."""
 
     def __init__(
         self,
         appender: Appender,
         topic: str,
         *,
-        rows_max: int = 10_000,
+        rows_max: int = 50_000,
         bytes_max: int = 64 << 20,
-        batch_rows_max: int = 1_000,
+        batch_rows_max: int = 10_000,
         timeout_seconds: float = 30.0,
     ) -> None:
         """At most `rows_max` rows of about `bytes_max` bytes wait or are on their way.
 
-        An entry holds up to `batch_rows_max` of them. A single row above `bytes_max` goes alone.
+        An entry holds up to `batch_rows_max` of them. A batch above that is an entry of its own; a
+        row or batch above `rows_max` or `bytes_max` goes alone.
         """
         if not 0 < batch_rows_max <= rows_max:
             raise errors.BadSetting(
@@ -67,12 +92,13 @@ class Producer:
         self._topic = topic
         self._rows_max = rows_max
         self._bytes_max = bytes_max
-        self._bytes = 0
         self._batch_rows_max = batch_rows_max
         self._timeout = timeout_seconds
         self._change = threading.Condition()
         self._waiting: list[_Waiting] = []
         self._sending: list[_Waiting] = []
+        self._rows = self._bytes = 0  # of both
+        self._idle = False
         self._closed = False
         self._problem: BaseException | None = None
         self.receipt: Receipt | None = None
@@ -86,40 +112,74 @@ class Producer:
         _watch_the_end()
 
     def send(
-        self, row: Mapping[str, Any], *, headers: Mapping[str, bytes | str] | None = None
+        self,
+        rows: Any,
+        *,
+        headers: Headers | Sequence[Headers | None] | None = None,
     ) -> None:
-        """Hand a row over; waits while the buffer is full."""
+        """Hand a row over, or a batch of rows; waits while the buffer is full.
+
+        A batch is what `log.append` takes of Arrow, pandas and Polars; everything else is one row.
+        A wrong batch is refused here, and nothing else is touched. Arrow's memory is not copied: do
+        not write to it before `flush`. `headers`: one mapping for all rows, or one for each row of
+        a batch.
+        """
         self._refuse_if_forked()
-        size = _size(row) + _size(headers)
+        if type(rows) is dict or not is_columnar(rows):  # theirs may change
+            size = _size(rows) if headers is None else _size(rows) + _size(headers)
+            one = _Waiting(copy(rows), copy(headers), 1, size, False)
+        else:
+            one = self._taken_in(rows, headers)
+            if not one.rows:
+                return
         with self._change:
-            self._raise_problem()
-            if self._closed:
-                raise errors.LogClosed("the producer is closed", place=f"topic '{self._topic}'")
-            room = self._change.wait_for(
-                lambda: self._problem is not None or self._has_room(size), self._timeout
+            if self._problem is not None or self._closed or not self._has_room(one):
+                self._wait_for_room(one)
+            self._waiting.append(one)
+            self._rows += one.rows
+            self._bytes += one.bytes
+            if self._idle:
+                self._change.notify_all()
+
+    def _taken_in(self, rows: Any, headers: Any) -> _Waiting:
+        batch = self._appender.taken_in(self._topic, rows, headers)
+        size = batch.get_total_buffer_size()
+        if not isinstance(rows, _ARROW) or (  # pandas writes to its memory
+            size > PARENT_BYTES_MAX and size > 4 * pa.ipc.get_record_batch_size(batch)
+        ):
+            batch = pa.concat_batches([batch])
+            size = batch.get_total_buffer_size()
+        if headers is not None:
+            single = isinstance(headers, Mapping)
+            headers = copy(headers) if single else [copy(one) for one in headers]
+            size += _size(headers)
+        return _Waiting(batch, headers, batch.num_rows, 500 + size, True)
+
+    def _wait_for_room(self, one: _Waiting) -> None:
+        done = self._change.wait_for(
+            lambda: self._problem is not None or self._closed or self._has_room(one), self._timeout
+        )
+        self._raise_problem()
+        if self._closed:  # its thread may have ended: nobody would store it
+            raise errors.LogClosed("the producer is closed", place=f"topic '{self._topic}'")
+        if not done:
+            raise errors.ProducerFull(
+                f"{self._rows} rows of {self._bytes} bytes wait, and none was stored"
+                f" within {self._timeout:g} s",
+                place=f"topic '{self._topic}'",
             )
-            self._raise_problem()
-            if not room:
-                raise errors.ProducerFull(
-                    f"{self._held()} rows of {self._bytes} bytes wait, and none was stored"
-                    f" within {self._timeout:g} s",
-                    place=f"topic '{self._topic}'",
-                )
-            self._waiting.append(_Waiting(copy(row), copy(headers), size))  # theirs may change
-            self._bytes += size
-            self._change.notify_all()
 
     def flush(self, timeout: float | None = None) -> Receipt | None:
         """Return when every row handed over is stored; the last receipt."""
         self._refuse_if_forked()
         with self._change:
             done = self._change.wait_for(
-                lambda: self._problem is not None or not self._held(), timeout
+                lambda: self._problem is not None or not self._rows, timeout
             )
             self._raise_problem()
             if not done:
                 raise errors.WaitTimeout(
-                    f"{self._held()} rows are not stored yet", place=f"topic '{self._topic}'"
+                    f"{self._rows} rows are not stored yet", place=f"topic '{self._topic}'"
                 )
             return self.receipt
 
@@ -135,10 +195,13 @@ class Producer:
             self._raise_problem()
 
     @property
-    def unsent(self) -> list[Mapping[str, Any]]:
-        """Rows handed over and not stored (after an `Unknown`, the first may be stored)."""
+    def unsent(self) -> list[Any]:
+        """Rows and record batches handed over and not stored, in their order.
+
+        After an `Unknown`, the first ones may be stored.
+        """
         with self._change:
-            return [waiting.row for waiting in (*self._sending, *self._waiting)]
+            return [waiting.given for waiting in (*self._sending, *self._waiting)]
 
     def __enter__(self) -> Producer:
         """For `with`."""
@@ -167,13 +230,10 @@ class Producer:
                 fix="make a producer in the child: log.producer(...)",
             )
 
-    def _held(self) -> int:
-        return len(self._waiting) + len(self._sending)
-
-    def _has_room(self, size: int) -> bool:
-        if not self._held():
-            return True
-        return self._held() < self._rows_max and self._bytes + size <= self._bytes_max
+    def _has_room(self, one: _Waiting) -> bool:
+        return not self._rows or (
+            self._rows + one.rows <= self._rows_max and self._bytes + one.bytes <= self._bytes_max
+        )
 
     def _raise_problem(self) -> None:
         if self._problem is not None:
@@ -183,32 +243,87 @@ class Producer:
     def _run(self) -> None:
         while True:
             with self._change:
+                self._idle = True
                 self._change.wait_for(lambda: self._waiting or self._closed)
+                self._idle = False
                 if not self._waiting:
                     return
-                self._sending = self._waiting[: self._batch_rows_max]
-                del self._waiting[: self._batch_rows_max]
+                self._sending = self._taken()
             try:
                 receipt = self._append(self._sending)
             except Exception as problem:  # noqa: BLE001 (raised again in the caller's thread)
                 with self._change:
+                    if isinstance(problem, errors.BatchTooLarge) and len(self._sending) > 1:
+                        self._go_smaller()
+                        continue
                     self._problem = problem
                     self._change.notify_all()
                 return
             with self._change:
+                _, _, rows, sizes, _ = zip(*self._sending, strict=True)
                 self.receipt = receipt
-                self.sent_total += len(self._sending) - receipt.dropped
+                self.sent_total += sum(rows) - receipt.dropped
                 self.dropped_total += receipt.dropped
-                self._bytes -= sum(waiting.bytes for waiting in self._sending)
+                self._rows -= sum(rows)
+                self._bytes -= sum(sizes)
                 self._sending = []
                 self._change.notify_all()
 
+    def _taken(self) -> list[_Waiting]:
+        """The next ones, as many as one entry holds, and at least one."""
+        rows, size, count = self._rows, self._bytes, len(self._waiting)
+        if rows > self._batch_rows_max or size > ENTRY_BYTES_MAX:
+            rows = size = count = 0
+            for waiting in self._waiting:
+                rows += waiting.rows
+                size += waiting.bytes
+                if count and (rows > self._batch_rows_max or size > ENTRY_BYTES_MAX):
+                    break
+                count += 1
+        taken = self._waiting[:count]
+        del self._waiting[:count]
+        return taken
+
+    def _go_smaller(self) -> None:
+        """What is refused together may have room in parts: the limit is the topic's, or the log's.
+
+        An entry never holds so much again.
+        """
+        self._batch_rows_max = max(1, sum(waiting.rows for waiting in self._sending) // 2)
+        self._waiting[:0] = self._sending
+        self._sending = []
+
     def _append(self, sending: list[_Waiting]) -> Receipt:
-        rows = [waiting.row for waiting in sending]
-        if all(waiting.headers is None for waiting in sending):
-            return self._appender.append(self._topic, rows)
-        headers = [waiting.headers for waiting in sending]
-        return self._appender.append(self._topic, rows, headers=headers)
+        given, headers, rows, _, are_batches = zip(*sending, strict=True)
+        joined = self._joined(given, are_batches) if any(are_batches) else list(given)
+        if headers.count(None) == len(headers):
+            return self._appender.append(self._topic, joined)
+        of_rows = list(chain.from_iterable(map(_of_rows, headers, rows)))
+        return self._appender.append(self._topic, joined, headers=of_rows)
+
+    def _joined(self, given: Sequence[Any], are_batches: Sequence[bool]) -> pa.RecordBatch:
+        """Batches, and rows between them, as one batch."""
+        if len(given) == 1:
+            return given[0]
+        take_in = functools.partial(self._appender.taken_in, self._topic)
+        batches = given
+        if not all(are_batches):
+            batches = []
+            for is_batch, run in groupby(zip(given, are_batches, strict=True), itemgetter(1)):
+                some = [one for one, _ in run]
+                batches += some if is_batch else [take_in(some)]
+        try:
+            return pa.concat_batches(batches)
+        except pa.ArrowInvalid:  # the topic was altered between two of them
+            return pa.concat_batches([take_in(batch) for batch in batches])
+
+
+def _of_rows(
+    headers: Headers | Sequence[Headers | None] | None, rows: int
+) -> Sequence[Headers | None]:
+    if headers is None or isinstance(headers, Mapping):
+        return [headers] * rows
+    return headers
 
 
 _open: set[Producer] = set()
@@ -224,7 +339,7 @@ def _close_forgotten() -> None:
         try:
             producer.close()
         except Exception:  # noqa: BLE001 (nobody is left to raise it to)
-            sys.stderr.write(f"{len(producer.unsent)} rows of a producer were not stored:\n")
+            sys.stderr.write(f"{producer._rows} rows of a producer were not stored:\n")
             traceback.print_exc()
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
+
 from headrace import errors
 from headrace.interfaces import EntryLog
 from headrace.log.transaction import Transaction
@@ -73,6 +75,10 @@ class Writer:
                 transaction.append(topic, rows, **options)
         assert transaction.receipt is not None
         return transaction.receipt
+
+    def taken_in(self, topic: str, rows: Any, headers: Any = None) -> pa.RecordBatch:
+        """The rows as one batch of the topic's schema; raises what is wrong with them."""
+        return self._log.taken_in(topic, rows, headers)
 
     def transaction(self, *, version: int | None = None, state: Any = None) -> Transaction:
         """A transaction that is the writer's next entry."""

@@ -330,7 +330,7 @@ def opaque_rows(kind: str, rows: Any, *, place: str = "") -> pa.RecordBatch:
     """
     schema = opaque_schema(kind)
     intake = Intake(schema, place=place or f"{kind} values")
-    if _is_columnar(rows):
+    if is_columnar(rows):
         batch = intake(rows)
         if kind == "json":
             _check_json(batch.column(1), intake)
@@ -353,7 +353,8 @@ def opaque_rows(kind: str, rows: Any, *, place: str = "") -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _is_columnar(rows: Any) -> bool:
+def is_columnar(rows: Any) -> bool:
+    """Whether rows come in columns: Arrow, or a DataFrame."""
     pandas = sys.modules.get("pandas")
     return (
         hasattr(rows, "__arrow_c_stream__")

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from headrace import errors
 from headrace.interfaces import Part
 
@@ -266,12 +268,14 @@ def bad_rows_are_refused_whole(open_log: Open) -> None:
 
 
 def a_producer_stores_everything_in_order(open_log: Open) -> None:
-    """Rows one by one, many to an entry; all of them are there when it is closed."""
+    """Rows and batches, many to an entry; all of them are there when it is closed."""
     one, other = two(open_log)
     with one.producer("audit") as producer:
-        for number in range(500):
+        for number in range(0, 600, 3):
             producer.send({"id": number})
-    assert ids(other.read("audit")) == list(range(500))
+            producer.send(pa.record_batch({"id": [number + 1, number + 2]}))
+        refused(errors.WrongColumn, lambda: producer.send(pa.record_batch({"idd": [1]})))
+    assert ids(other.read("audit")) == list(range(600))
 
 
 CHECKS: list[Callable[[Open], None]] = [

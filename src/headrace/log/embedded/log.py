@@ -309,7 +309,7 @@ class EmbeddedLog:
         return Writer(self, name)
 
     def producer(self, topic: str, *, writer: str | None = None, **settings: Any) -> Producer:
-        """A producer that batches single rows in the background, with bounded memory.
+        """A producer that gathers rows and small batches to large entries, in the background.
 
         With `writer`, the name of a writer: stored once however often retried, and fenced.
         """
@@ -366,6 +366,17 @@ class EmbeddedLog:
         rows = part.rows if isinstance(part.rows, list) else [part.rows]
         if not (rows and isinstance(rows[0], Piece)):
             part.batch(packer.arrow, packer.batch)
+
+    def taken_in(
+        self, topic: str, rows: Any, headers: HeadersOfRows | None = None
+    ) -> pa.RecordBatch:
+        """The rows as one batch of the topic's schema; raises what is wrong with them."""
+        self._control()  # a column that somebody has just added is none that is wrong
+        packer = self._packer(topic)
+        batch = packer.batch(rows)
+        if headers is not None:
+            packer.headers(headers, batch.num_rows)
+        return batch
 
     def _make_durable(self, journal: Journal, taken: Taken, durability: str) -> None:
         housekeeper = getattr(self, "_housekeeper", None)  # None: another thread has closed the log
