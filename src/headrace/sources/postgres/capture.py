@@ -524,6 +524,8 @@ class Capture:
         why = self._refused.get(name, "")
         if why and state.status != STOPPED:
             later = why.startswith("waits for")
+            if later and state.status != SNAPSHOTTING:
+                (self._tables.get(name) or state).read_again()
             state.status = SNAPSHOTTING if later else STOPPED
             state.reason = why if later else f"not published: {why}"
             if later and self._lost is not None:
