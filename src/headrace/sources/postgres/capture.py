@@ -738,10 +738,11 @@ class Capture:
         gone = [
             one
             for name, one in self.state.tables.items()
-            if table_of(name) not in found and one.status != STOPPED and one.oid >= 0
+            if table_of(name) not in found
+            and (one.status == SNAPSHOTTING or one.status != STOPPED and one.oid >= 0)
         ]
         for one in gone:
-            one.oid, one.reason = -one.oid or GONE, "the table is gone, or not chosen any more"
+            one.oid, one.reason = -abs(one.oid) or GONE, "the table is gone, or not chosen any more"
             if one.status == SNAPSHOTTING:
                 one.status = STOPPED
         return bool(gone)
