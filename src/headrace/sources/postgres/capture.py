@@ -637,12 +637,17 @@ class Capture:
         return None if found is None or found.state.status == STOPPED else found
 
     def _new_definitions(self, one: Transaction) -> Iterator[tuple[Captured, Relation]]:
+        """The tables that are perhaps not as they were, as the stream describes them.
+
+        It does so again after each change; what it says of old rows is believed if they are whole
+        (REPLICA IDENTITY FULL), so then it is looked whether they were rewritten meanwhile.
+        """
         for relation in one.relations():
             captured = self._captured(relation)
             if captured is not None and captured.relation is not relation:
                 captured.relation = relation
                 self._mark_renamed(relation)
-                known = abs(captured.state.oid) == relation.id
+                known = abs(captured.state.oid) == relation.id and relation.identity != "f"
                 if not known or not self._fits(captured, relation):
                     yield captured, relation
             elif captured is None and self._others.get(id(relation)) is not relation:
@@ -739,7 +744,7 @@ class Capture:
             one
             for name, one in self.state.tables.items()
             if table_of(name) not in found
-            and (one.status == SNAPSHOTTING or one.status != STOPPED and one.oid >= 0)
+            and (one.status == SNAPSHOTTING or (one.status != STOPPED and one.oid >= 0))
         ]
         for one in gone:
             one.oid, one.reason = -abs(one.oid) or GONE, "the table is gone, or not chosen any more"

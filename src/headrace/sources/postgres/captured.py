@@ -176,7 +176,8 @@ class Captured:
     def _format(self, columns: Sequence[tuple[str, PgType | None, int]]) -> Format:
         """Columns that have another type than the topic's are older than it, and left out.
 
-        So are those whose type is gone.
+        So are those whose type is gone. Old rows of partitions are looked up: the stream calls them
+        whole if the root has REPLICA IDENTITY FULL, whatever the partition has written.
         """
         own = self.own
         return format_of(
@@ -193,6 +194,7 @@ class Captured:
             ),
             self.state.key,
             numeric_as_text=self.numeric_as_text,
+            gives=not (self.info.partitioned and self.state.key),
         )
 
     def with_meta(

@@ -219,7 +219,8 @@ class Large:
     def _overlay(self, name: Name, captured: Captured) -> Overlay | None:
         """The overlay of a table, if the transaction may look into it."""
         found = self._overlays.get(name)
-        if found is None and captured.state.key and name in self._read_by[captured.snapshotting]:
+        looks = captured.snapshotting or captured.info.partitioned
+        if found is None and captured.state.key and name in self._read_by[looks]:
             folder = f"{self._folder}/{len(self._overlays)}"
             found = self._overlays[name] = Overlay(captured, folder)
         return found

@@ -34,6 +34,8 @@ class Format:
     """Type and modifier of each."""
     key: tuple[str, ...]
     numeric_as_text: bool = False
+    gives: bool = True
+    """Whether old rows are whole where the stream says so."""
 
     def column(self, at: int, texts: Texts) -> pa.Array:
         """The values that the server has printed so."""
@@ -64,6 +66,7 @@ def format_of(
     key: Sequence[str],
     *,
     numeric_as_text: bool = False,
+    gives: bool = True,
 ) -> Format:
     """How to read rows of these columns (name, type, modifier) into a topic."""
     known = [(at, *one) for at, one in enumerate(columns) if one[0] in topic.names]
@@ -73,6 +76,7 @@ def format_of(
         tuple((kind, modifier) for _, _, kind, modifier in known if kind is not None),
         tuple(key),
         numeric_as_text,
+        gives,
     )
 
 
@@ -154,7 +158,7 @@ def _given(
     chosen: list[tuple[Rows, pa.Array]] = []
     for run in joined:
         places = np.full(len(run), -1)
-        if run.op != "i" and run.old_kind is not None:
+        if run.op != "i" and run.old_kind is not None and form.gives:
             whole = np.flatnonzero(run.old_kind == OLD)
             places[whole] = np.arange(end, end + len(whole))
             end += len(whole)

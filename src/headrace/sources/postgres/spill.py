@@ -51,6 +51,13 @@ def size_of(change: Change) -> int:
     return CHANGE_BYTES + (len(change.content) if isinstance(change, Message) else 0)
 
 
+def relations_of(change: Change) -> Sequence[Relation]:
+    """The tables that it changes."""
+    if isinstance(change, Rows):
+        return (change.relation,)
+    return change.relations if isinstance(change, Truncate) else ()
+
+
 def read_by(changes: Iterable[Change], *, full: bool) -> set[tuple[str, str]]:
     """The tables of which these changes may look up rows; `full`: whole old rows do so too."""
     found = set()
@@ -133,17 +140,16 @@ class Kept:
         yield from (change for subxid, change in self._changes if subxid not in self.gone)
 
     def relations(self) -> Iterator[Relation]:
-        """The relation of each run of rows."""
+        """The tables of each change, in order."""
         for kind, number, _, _, size in self._records():
             assert self._file is not None
-            self._file.seek(size, 1)
-            if kind != _PICKLED:
+            if kind == _PICKLED:
+                yield from relations_of(pickle.loads(self._file.read(size)))  # noqa: S301 - as above
+            else:
+                self._file.seek(size, 1)
                 yield self._relations[number]
-        yield from (
-            change.relation
-            for subxid, change in self._changes
-            if subxid not in self.gone and isinstance(change, Rows)
-        )
+        for subxid, change in self._changes:
+            yield from relations_of(change) if subxid not in self.gone else ()
 
     def _records(self) -> Iterator[tuple[int, int, int, int, int]]:
         """The heads in the file; whoever gets one reads or passes over what follows it."""

@@ -55,6 +55,7 @@ from headrace.sources.postgres.spill import (
     Spill,
     cut,
     read_by,
+    relations_of,
 )
 
 RUN_BYTES_MAX = 4 << 20
@@ -87,10 +88,10 @@ class Transaction:
     """About how many bytes of memory its changes take, or took."""
 
     def relations(self) -> Iterator[Relation]:
-        """The relation of each run of rows, in order."""
+        """The tables of each change, in order."""
         if isinstance(self.changes, Kept):
             return self.changes.relations()
-        return (change.relation for change in self.changes if isinstance(change, Rows))
+        return (one for change in self.changes for one in relations_of(change))
 
     def read_by(self, *, full: bool) -> set[tuple[str, str]]:
         """The tables of which its changes may look up rows; see `spill`."""
