@@ -62,7 +62,8 @@ def topic(log: EmbeddedLog, table: str) -> Counter[Any]:
 
 
 def rows(log: EmbeddedLog, table: str) -> list[dict[str, Any]]:
-    return hr.sql(log, f'from "shop.public.{table}"').to_pylist()
+    found: list[dict[str, Any]] = hr.sql(log, f'from "shop.public.{table}"').to_pylist()
+    return found
 
 
 def added_up(log: EmbeddedLog, table: str) -> Counter[Any]:

@@ -37,7 +37,7 @@ from headrace.sources.postgres.protocol import (
     frame,
     status_update,
 )
-from headrace.sources.postgres.spill import Spill
+from headrace.sources.postgres.spill import Spill, relations_of
 from headrace.sources.postgres.transactions import Assembler, Transaction
 from tests.capture.conftest import Database
 from tests.capture.test_protocol import (
@@ -360,7 +360,8 @@ def test_transactions_are_what_the_history_says(
                 )
                 made.append((result.xid, result.final_lsn, result.streamed, flat(result)))
                 runs = [change for change in result.changes if isinstance(change, Rows)]
-                assert list(result.relations()) == [run.relation for run in runs]
+                changed = [one for change in result.changes for one in relations_of(change)]
+                assert list(result.relations()) == changed
                 reading = {run.relation.table for run in runs if run.op != "i"}
                 assert reading <= {table for _, table in result.read_by(full=True)}
                 result.close()

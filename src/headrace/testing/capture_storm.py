@@ -190,8 +190,9 @@ class Gust:
         if name in KEYED:
             self.run(f"create table {name}({columns}, primary key (id))")
         elif name in KEYLESS:
-            self.run(f"create table {name}({columns})")
-            self.run(f"alter table {name} replica identity full")
+            with self.connection.transaction():  # or it is refused, and stays so
+                self.run(f"create table {name}({columns})")
+                self.run(f"alter table {name} replica identity full")
         else:
             self.run(f"create table {name}({columns}, primary key (id)) partition by range (id)")
             self.run(f"create table {name}_a_{next(self.ids)} partition of {name} default")

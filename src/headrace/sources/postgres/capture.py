@@ -51,7 +51,7 @@ from headrace.sources.postgres.large import PART_BYTES, Large
 from headrace.sources.postgres.protocol import Column, Message, Relation, Rows, Truncate
 from headrace.sources.postgres.redefine import redefine, refuse_reserved
 from headrace.sources.postgres.session import connected, in_session
-from headrace.sources.postgres.snapshot import CHUNK_ROWS
+from headrace.sources.postgres.snapshot import CHUNK_ROWS, before
 from headrace.sources.postgres.snapshots import READERS, Report, Snapshots
 from headrace.sources.postgres.spill import Spill
 from headrace.sources.postgres.state import (
@@ -602,7 +602,7 @@ class Capture:
         pending: list[Transaction | Message] = []
         for one in group:
             if isinstance(one, Transaction) and not self._is_plain(one):
-                changed = list(self._new_definitions(one))
+                changed = list(self._new_definitions(one, control))
                 large = one.size > self._part_bytes or any(
                     isinstance(change, Truncate) for change in one.changes
                 )
@@ -636,23 +636,41 @@ class Capture:
         found = self._tables.get((relation.schema, relation.table))
         return None if found is None or found.state.status == STOPPED else found
 
-    def _new_definitions(self, one: Transaction) -> Iterator[tuple[Captured, Relation]]:
-        """The tables that are perhaps not as they were, as the stream describes them.
-
-        It does so again after each change; what it says of old rows is believed if they are whole
-        (REPLICA IDENTITY FULL), so then it is looked whether they were rewritten meanwhile.
-        """
+    def _new_definitions(
+        self, one: Transaction, control: psycopg.Connection
+    ) -> Iterator[tuple[Captured, Relation]]:
+        """The tables that are not as they were, as the stream describes them."""
         for relation in one.relations():
             captured = self._captured(relation)
             if captured is not None and captured.relation is not relation:
                 captured.relation = relation
                 self._mark_renamed(relation)
-                known = abs(captured.state.oid) == relation.id and relation.identity != "f"
-                if not known or not self._fits(captured, relation):
+                known = abs(captured.state.oid) == relation.id
+                if (
+                    not known
+                    or not self._fits(captured, relation)
+                    or (relation.identity == "f" and self._rewritten(captured, one.xid, control))
+                ):
                     yield captured, relation
             elif captured is None and self._others.get(id(relation)) is not relation:
                 self._others[id(relation)] = relation
                 self._mark_renamed(relation)
+
+    def _rewritten(self, captured: Captured, xid: int, control: psycopg.Connection) -> bool:
+        """Whether the rows of a live table were rewritten before a transaction.
+
+        What that says of old rows is believed if they are whole, so the topic must have them so
+        first. The stream describes a table again whenever something was done to it. (A transaction
+        that began before the one that has rewritten them is not recognised.)
+        """
+        info = catalog.table(control, (captured.info.schema, captured.info.name))
+        if info is None or captured.snapshotting:
+            return False
+        self._settle_storage(captured, info)
+        known = captured.state.storage.split()
+        files = zip(info.storage.split(), info.written.split(), strict=False)
+        writers = [written for file, written in files if file not in known]
+        return any(before(int(written.partition("~")[2]), xid) for written in writers)
 
     def _mark_renamed(self, relation: Relation) -> None:
         """The stream calls a table so: if we know it by another name, it may be back again soon."""
