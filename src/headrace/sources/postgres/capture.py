@@ -513,12 +513,13 @@ class Capture:
                 fence=-1,
                 columns={column.name: column.number for column in info.columns},
             )
-            try:
+            with _stopping(state):
                 self._make_topic(info, state)
-            except errors.HeadraceError as error:
-                state.stop(error)
             self.state.tables[full] = state
         why = self._refused.get(name, "")
+        if not (member or why) and state.status != STOPPED:  # left alone: once it was published
+            with _stopping(state):
+                _refuse_unfit(info, state)
         if why and state.status != STOPPED:
             later = why.startswith("waits for")
             state.status = SNAPSHOTTING if later else STOPPED
@@ -542,30 +543,13 @@ class Capture:
         else:  # a connection was lost: what was in flight is read again
             captured.info, captured.types, captured.relation = info, known, None
             captured.drop()
-        self._tables[name].published = not why
+        self._tables[name].published = not why and bool(member or state.status == STOPPED)
 
     def _make_topic(self, info: catalog.TableInfo, state: TableState) -> None:
         assert self.state is not None
-        if info.unlogged:
-            what = (
-                "has a partition that is unlogged or foreign" if info.partitioned else "is unlogged"
-            )
-            raise errors.NoReplicaIdentity(
-                f"table {info.schema}.{info.name} {what}, so its changes are in no stream",
-                place=state.topic,
-            )
         if any(one.topic == state.topic for one in self.state.tables.values()):
             raise errors.TopicExists(f"'{state.topic}' is another table's", place=state.topic)
-        if not info.identity or (not state.key and info.replica_identity != "f"):
-            why = "has no primary key" if not state.key else "has a key that cannot be used"
-            why += ", and its replica identity is not FULL"
-            if not info.streamed:
-                why = "has no columns"
-            elif info.replica_identity == "f" and any(one.generated for one in info.columns):
-                why = "has REPLICA IDENTITY FULL and generated columns, which the server refuses"
-            raise errors.NoReplicaIdentity(
-                f"table {info.schema}.{info.name} {why}", place=state.topic
-            )
+        _refuse_unfit(info, state)
         refuse_reserved(column.name for column in info.streamed)
         fields = [
             pa.field(column.name, kind, metadata=told(column.type, column.modifier, kind))
@@ -982,6 +966,32 @@ class Capture:
                 del self.state.tables[table]
             self._save(self.state.lsn)
             return
+
+
+@contextlib.contextmanager
+def _stopping(state: TableState) -> Iterator[None]:
+    """What is wrong stops the table."""
+    try:
+        yield
+    except errors.HeadraceError as error:
+        state.stop(error)
+
+
+def _refuse_unfit(info: catalog.TableInfo, state: TableState) -> None:
+    """Raise why the changes of a table cannot be followed."""
+    why = ""
+    if info.unlogged:
+        why = "has a partition that is unlogged or foreign" if info.partitioned else "is unlogged"
+        why += ", so its changes are in no stream"
+    elif not info.identity or (not state.key and info.replica_identity != "f"):
+        why = "has a key that cannot be used" if info.key else "has no primary key"
+        why += ", and its replica identity is not FULL"
+        if not info.streamed:
+            why = "has no columns"
+        elif info.replica_identity == "f" and any(one.generated for one in info.columns):
+            why = "has REPLICA IDENTITY FULL and generated columns, which the server refuses"
+    if why:
+        raise errors.NoReplicaIdentity(f"table {info.schema}.{info.name} {why}", place=state.topic)
 
 
 def _labels(info: catalog.TableInfo, like: str | None = None) -> str:

@@ -1,0 +1,100 @@
+"""Tables that cannot be followed any more are stopped with a name, and nothing else is. R-B3, R-B5
+
+Caught: a table that is called live while its changes are in no stream (it left the publication, is
+unlogged, has a partition that is, says no old rows), or that ends the capture of the others; an
+error of the whole capture that is taken for one of a table. Not caught: other ways to become so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import headrace as hr
+from headrace import errors
+from headrace.log.embedded.log import EmbeddedLog
+from tests.capture.conftest import Database
+from tests.capture.kit import capture
+from tests.capture.test_capture import running, wait
+from tests.capture.test_tables import asks, reason, rows, statuses
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
+    with hr.connect(tmp_path / "log") as log:
+        yield log
+
+
+@pytest.fixture
+def connection(database: Database) -> Iterator[psycopg.Connection[Any]]:
+    with database.connect() as connection:
+        yield connection
+
+
+def net(log: EmbeddedLog, topic: str) -> dict[tuple[Any, ...], int]:
+    """How often each row is in a topic, with a key or without."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for batch in log.read(topic):
+        for row in batch.data.to_pylist():
+            found[tuple(v for name, v in row.items() if name[0] != "_")] += row["_weight"]
+    return {row: count for row, count in found.items() if count}
+
+
+LEFT = "alter publication headrace_shop drop table t;"
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["", "while nobody is there"])
+@pytest.mark.parametrize(
+    ("first", "then", "said", "back"),
+    [
+        ("", LEFT + "alter table t set unlogged", "is unlogged", "alter table t set logged"),
+        ("", LEFT + "alter table t drop constraint t_pkey", "no primary key",
+         "alter table t add primary key (id)"),
+        ("alter table t drop constraint t_pkey; alter table t replica identity full",
+         LEFT + "alter table t replica identity default", "is not FULL",
+         "alter table t replica identity full"),
+        ("", "drop table t; create unlogged table t(id int primary key)", "is unlogged",
+         "alter table t set logged"),
+    ],
+    ids=["unlogged", "no key", "not full", "another table"],
+)  # fmt: skip
+def test_a_table_that_is_asked_for_and_cannot_be_published_is_stopped(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any],
+    first: str, then: str, said: str, back: str, down: bool,
+) -> None:  # fmt: skip
+    """Once it was in the publication; live, it would say nothing of its changes."""
+    run = connection.execute
+    run(("create table t(id int primary key);" + first).encode())
+    run("create table good(id int primary key); insert into t values (1)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=3600)
+    shop.run("caught up")
+
+    def ask(times: int) -> None:
+        asks(log, database, t=times)
+        if down:
+            shop.run("caught up")
+
+    with contextlib.nullcontext() if down else running(shop, connection):
+        run(then.encode())
+        ask(1)
+        wait(lambda: statuses(shop)["public.t"] == "stopped")
+        assert said in reason(shop, "public.t")
+        assert "HR-CAPTURE-012" in reason(shop, "public.t")
+    run("insert into t values (2); insert into good values (1)")
+    shop.run("caught up")
+    assert statuses(shop) == {"public.t": "stopped", "public.good": "live"}
+    assert rows(log, "public.good") == [(1,)]
+    run(back.encode())
+    with contextlib.nullcontext() if down else running(shop, connection):
+        ask(2)
+        wait(lambda: statuses(shop)["public.t"] == "live")
+        run("insert into t values (3)")
+    shop.run("caught up")
+    assert net(log, "shop.public.t") == {row: 1 for row in run("select * from t").fetchall()}
