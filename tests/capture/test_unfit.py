@@ -97,4 +97,37 @@ def test_a_table_that_is_asked_for_and_cannot_be_published_is_stopped(
         wait(lambda: statuses(shop)["public.t"] == "live")
         run("insert into t values (3)")
     shop.run("caught up")
-    assert net(log, "shop.public.t") == {row: 1 for row in run("select * from t").fetchall()}
+    assert net(log, "shop.public.t") == dict.fromkeys(run("select * from t").fetchall(), 1)
+
+
+@pytest.mark.parametrize("partitioned", [False, True], ids=["", "partitioned"])
+@pytest.mark.parametrize("to", ["nothing", "default", "using index t_id"])
+def test_a_table_without_a_key_that_says_no_old_rows_any_more_is_stopped(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any],
+    partitioned: bool, to: str,
+) -> None:  # fmt: skip
+    """At once, not with the next update."""
+    run = connection.execute
+    run("create table good(id int primary key)")
+    run("create table t(id int not null) partition by range (id)" if partitioned
+        else "create table t(id int not null)")  # fmt: skip
+    run("create unique index t_id on t(id)")
+    parts = ["t"]
+    if partitioned:
+        run("create table t1 partition of t for values from (0) to (100)")
+        parts.append("t1")
+    for one in parts:
+        run(f"alter table {one} replica identity full")
+    run("insert into t values (1)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=0.3)
+    shop.run("caught up")
+    with running(shop, connection):
+        index = "t1_id_idx" if partitioned else "t_id"
+        run(f"alter table {parts[-1]} replica identity {to.replace('t_id', index)}")
+        wait(lambda: statuses(shop)["public.t"] == "stopped")
+        run("insert into t values (2); insert into good values (1)")
+        wait(lambda: rows(log, "public.good") == [(1,)])
+        assert statuses(shop) == {"public.t": "stopped", "public.good": "live"}
+        run(f"alter table {parts[-1]} replica identity full")
+        asks(log, database, t=1)
+        wait(lambda: net(log, "shop.public.t") == {(1,): 1, (2,): 1})

@@ -749,8 +749,8 @@ class Capture:
                         f"table {captured.name} has no replica identity any more",
                         place=state.topic,
                     )
-                state.status = STOPPED
-                state.reason = f"its key is now ({named}), the topic's ({', '.join(state.key)})"
+                state.status, has = STOPPED, ", ".join(state.key) or "none"
+                state.reason = f"its key is now ({named}), the topic's ({has})"
                 state.reason += "; a topic keeps its key: a capture of another name has the new one"
                 return
             if info is not None:
@@ -1015,5 +1015,5 @@ def _as_relation(info: catalog.TableInfo) -> Relation:
 def _same_key(captured: Captured, relation: Relation) -> bool:
     """Whether the stream names rows by the topic's key, or says them whole."""
     named = {column.name for column in relation.columns if column.key}
-    key = captured.state.key
-    return not key or relation.identity == "f" or named == set(key)
+    key = set(captured.state.key)
+    return relation.identity == "f" or (bool(key) and named == key)
