@@ -131,3 +131,41 @@ def test_a_table_without_a_key_that_says_no_old_rows_any_more_is_stopped(
         run(f"alter table {parts[-1]} replica identity full")
         asks(log, database, t=1)
         wait(lambda: net(log, "shop.public.t") == {(1,): 1, (2,): 1})
+
+
+WRAPPER = "create foreign data wrapper w; create server s foreign data wrapper w"
+ATTACHED = {
+    "foreign": (False, "create foreign table t2 (id int not null) server s"),
+    "unlogged": (False, "create unlogged table t2 (id int not null)"),
+    "unlogged, keyed": (True, "create unlogged table t2 (id int primary key)"),
+}
+
+
+@pytest.mark.parametrize(("key", "made"), ATTACHED.values(), ids=ATTACHED)
+def test_a_table_that_gets_a_partition_whose_changes_are_in_no_stream_is_stopped(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any], key: bool, made: str
+) -> None:
+    run = connection.execute
+    run(WRAPPER)
+    run("create table good(id int primary key)")
+    run("create table t(id int not null) partition by range (id)")
+    run("create table t1 partition of t for values from (0) to (100)")
+    for one in ("t", "t1"):
+        if not key:
+            run(f"alter table {one} replica identity full")
+    if key:
+        run("alter table t add primary key (id)")
+    run("insert into t values (1)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=0.3)
+    shop.run("caught up")
+    with running(shop, connection):
+        run(made.encode())
+        run("alter table t attach partition t2 for values from (100) to (200)")
+        wait(lambda: statuses(shop)["public.t"] == "stopped")
+        assert "partition that is unlogged or foreign" in reason(shop, "public.t")
+        assert "HR-CAPTURE-012" in reason(shop, "public.t")
+        run("insert into good values (1)")
+        wait(lambda: rows(log, "public.good") == [(1,)])
+        run("alter table t detach partition t2; insert into t values (2)")
+        asks(log, database, t=1)
+        wait(lambda: net(log, "shop.public.t") == {(1,): 1, (2,): 1})

@@ -725,7 +725,8 @@ class Capture:
         state = captured.state
         numbers = {column.name: column.number for column in info.columns}
         return (
-            (info.oid, info.storage) == (state.oid, state.storage or info.storage)
+            not info.unlogged
+            and (info.oid, info.storage) == (state.oid, state.storage or info.storage)
             and numbers == state.columns
             and _labels(info, state.labels) == state.labels
             and self._fits(captured, _as_relation(info))
@@ -742,6 +743,8 @@ class Capture:
         for one in self._tables.values():
             one.types = known
         try:
+            if info is not None and info.unlogged:
+                _refuse_unfit(info, state)
             if not _same_key(captured, relation):
                 named = ", ".join(one.name for one in relation.columns if one.key)
                 if not named:
