@@ -169,3 +169,41 @@ def test_a_table_that_gets_a_partition_whose_changes_are_in_no_stream_is_stopped
         run("alter table t detach partition t2; insert into t values (2)")
         asks(log, database, t=1)
         wait(lambda: net(log, "shop.public.t") == {(1,): 1, (2,): 1})
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "by parts"])
+@pytest.mark.parametrize(
+    ("change", "back"),
+    [
+        ("update t set a = 9 where id = 1", True),
+        ("delete from t where id = 1", True),
+        ("update t set id = 9 where id = 1", False),  # it says no old columns at all
+    ],
+    ids=["value", "delete", "key"],
+)
+def test_a_partition_that_names_its_rows_by_other_columns_stops_its_table_only(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any],
+    change: str, back: bool, large: bool,
+) -> None:  # fmt: skip
+    """Whatever comes before the look, which would have seen it."""
+    run = connection.execute
+    run("create table good(id int primary key)")
+    run("create table t(id int primary key, a int not null) partition by range (id)")
+    run("create table t1 partition of t for values from (0) to (100)")
+    run("create unique index t1_a on t1(a); insert into t values (1, 1), (2, 2)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=3600, part_bytes=1 if large else 1 << 20)
+    shop.run("caught up")
+    with running(shop, connection) as thread:
+        run("alter table t1 replica identity using index t1_a")
+        run(change.encode())
+        if back:
+            run("alter table t1 replica identity default")
+        run("insert into good values (1)")
+        wait(lambda: not thread.is_alive() or rows(log, "public.good") == [(1,)])
+        assert thread.is_alive()
+        assert statuses(shop) == {"public.t": "stopped", "public.good": "live"}
+        assert "HR-CAPTURE-012" in reason(shop, "public.t")
+        run("alter table t1 replica identity default")
+        asks(log, database, t=1)
+        wait(lambda: statuses(shop)["public.t"] == "live")
+    assert rows(log, "public.t") == run("select * from t order by id").fetchall()

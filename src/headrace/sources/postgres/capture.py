@@ -45,7 +45,7 @@ from headrace.model.records import Piece
 from headrace.model.schema import RESERVED
 from headrace.sources.complete import Lookup
 from headrace.sources.postgres import catalog, resume, waits
-from headrace.sources.postgres.captured import META, Captured, Changes
+from headrace.sources.postgres.captured import META, OF_A_TABLE, Captured, Changes
 from headrace.sources.postgres.group import Group, Run, told_of
 from headrace.sources.postgres.large import PART_BYTES, Large
 from headrace.sources.postgres.protocol import Column, Message, Relation, Rows, Truncate
@@ -801,6 +801,8 @@ class Capture:
             state = captured.state
             if info is None:
                 raise
+            if not _same_key(captured, _as_relation(info)):
+                raise captured.named_otherwise() from None
             moved = info.storage != state.storage and (state.storage != "" or info.partitioned)
             if not moved and _labels(info, state.labels) == state.labels:
                 raise
@@ -855,7 +857,7 @@ class Capture:
                 continue
             try:
                 rows, weight, of, op = self._changes(captured, of_table)
-            except (errors.TypeNotCarried, errors.ValueNotCarried) as error:
+            except OF_A_TABLE as error:
                 captured.state.stop(error)
                 continue
             if rows.num_rows:
