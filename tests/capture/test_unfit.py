@@ -207,3 +207,37 @@ def test_a_partition_that_names_its_rows_by_other_columns_stops_its_table_only(
         asks(log, database, t=1)
         wait(lambda: statuses(shop)["public.t"] == "live")
     assert rows(log, "public.t") == run("select * from t order by id").fetchall()
+
+
+def test_what_is_wrong_with_the_publication_is_no_matter_of_the_table_that_shows_it(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    """Another table of the name comes by the stream, before the look."""
+    run = connection.execute
+    run("create publication headrace_shop for all tables with (publish_via_partition_root)")
+    run("create table t(id int primary key); create table good(id int primary key)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=3600)
+    shop.run("caught up")
+    raised: list[Exception] = []
+
+    def go() -> None:
+        try:
+            shop.run()
+        except errors.HeadraceError as one:
+            raised.append(one)
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    try:
+        run("insert into t values (1)")
+        wait(lambda: rows(log, "public.t") == [(1,)])
+        run("drop table t; create table t(id int primary key)")
+        run("alter publication headrace_shop set (publish = 'insert')")
+        run("insert into t values (2)")
+        wait(lambda: bool(raised) or statuses(shop)["public.t"] != "live")
+        thread.join(5)
+    finally:
+        shop.stop()
+        thread.join()
+    assert isinstance(raised[0], errors.TableLeftPublication)
+    assert statuses(shop) == {"public.t": "live", "public.good": "live"}

@@ -742,7 +742,7 @@ class Capture:
         info = catalog.table(control, (captured.info.schema, captured.info.name))
         for one in self._tables.values():
             one.types = known
-        try:
+        with _stopping(state):
             if info is not None and info.unlogged:
                 _refuse_unfit(info, state)
             if not _same_key(captured, relation):
@@ -775,8 +775,6 @@ class Capture:
                     self._save(lsn)
                     return  # what comes is read as far as it goes
             redefine(captured, relation, self._numeric_as_text, lambda: self._save(lsn))
-        except errors.HeadraceError as error:
-            captured.state.stop(error)
 
     def _take_in_empty(
         self, captured: Captured, info: catalog.TableInfo, control: psycopg.Connection
@@ -975,9 +973,11 @@ class Capture:
 
 @contextlib.contextmanager
 def _stopping(state: TableState) -> Iterator[None]:
-    """What is wrong stops the table."""
+    """What is wrong stops the table, unless it concerns all."""
     try:
         yield
+    except (errors.PublicationDropped, errors.TableLeftPublication, errors.Fenced):
+        raise
     except errors.HeadraceError as error:
         state.stop(error)
 
