@@ -20,6 +20,8 @@ import pytest
 import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.sources.postgres.preflight import Wanted, findings
+from headrace.sources.postgres.prepare import reached
 from tests.capture.conftest import Database
 from tests.capture.kit import capture
 from tests.capture.test_capture import running, wait
@@ -241,3 +243,38 @@ def test_what_is_wrong_with_the_publication_is_no_matter_of_the_table_that_shows
         thread.join()
     assert isinstance(raised[0], errors.TableLeftPublication)
     assert statuses(shop) == {"public.t": "live", "public.good": "live"}
+
+
+REG = ("class", "collation", "config", "dictionary", "namespace", "oper", "operator", "proc",
+       "procedure", "role", "type")  # fmt: skip
+
+
+def test_rows_are_not_known_by_what_can_be_renamed(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    """A regclass is printed as the name of a table: a row would be another one after a rename."""
+    run = connection.execute
+    run("create domain named as regclass; create table good(id int primary key, a regclass)")
+    run("create table full_row(id int, a regclass[]); alter table full_row replica identity full")
+    run("create table later(id text primary key)")
+    for one in (*(f"reg{one}" for one in REG), "named"):
+        run(f"create table k_{one}(id {one} primary key, a int)")
+        run(f"insert into k_{one} select oid::{one}, 1 from pg_class limit 3")
+    with reached(database.dsn()) as connected:
+        want = Wanted("headrace_shop", "headrace_shop", ("*",))
+        warned = [one for one in findings(connected, want) if "another key" in one.why]
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    run("alter table later alter id type regclass using id::regclass")
+    run("insert into later values ('later')")
+    shop.run("caught up")
+    found = statuses(shop)
+    assert found.pop("public.good") == "live"
+    assert set(found.values()) == {"stopped"}
+    assert len(found) == len(REG) + 3
+    assert {f"table {one}" for one in found} == {one.where for one in warned} | {
+        "table public.later"
+    }
+    for table in found:
+        assert "are not carried in a key" in reason(shop, table)
+        assert "HR-CAPTURE-020" in reason(shop, table)

@@ -67,7 +67,7 @@ from headrace.sources.postgres.state import (
 )
 from headrace.sources.postgres.stream import Stream
 from headrace.sources.postgres.transactions import Transaction
-from headrace.sources.postgres.values import FEW, PgType, arrow_type, told
+from headrace.sources.postgres.values import FEW, PgType, arrow_type, refuse_as_key, told
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
@@ -550,6 +550,7 @@ class Capture:
         if any(one.topic == state.topic for one in self.state.tables.values()):
             raise errors.TopicExists(f"'{state.topic}' is another table's", place=state.topic)
         _refuse_unfit(info, state)
+        _refuse_key(info, state)
         refuse_reserved(column.name for column in info.streamed)
         fields = [
             pa.field(column.name, kind, metadata=told(column.type, column.modifier, kind))
@@ -757,6 +758,7 @@ class Capture:
                 state.reason += "; a topic keeps its key: a capture of another name has the new one"
                 return
             if info is not None:
+                _refuse_key(info, state)
                 captured.info = info
                 self._take_in_empty(captured, info, control)
             if state.oid != relation.id:  # another table of the name: nothing of it is known
@@ -997,6 +999,13 @@ def _refuse_unfit(info: catalog.TableInfo, state: TableState) -> None:
             why = "has REPLICA IDENTITY FULL and generated columns, which the server refuses"
     if why:
         raise errors.NoReplicaIdentity(f"table {info.schema}.{info.name} {why}", place=state.topic)
+
+
+def _refuse_key(info: catalog.TableInfo, state: TableState) -> None:
+    """Raise that rows cannot be known by a column."""
+    for column in info.streamed:
+        if column.name in state.key or not state.key:
+            refuse_as_key(column.type, column.name)
 
 
 def _labels(info: catalog.TableInfo, like: str | None = None) -> str:
