@@ -127,6 +127,7 @@ def test_a_table_without_a_key_that_says_no_old_rows_any_more_is_stopped(
         index = "t1_id_idx" if partitioned else "t_id"
         run(f"alter table {parts[-1]} replica identity {to.replace('t_id', index)}")
         wait(lambda: statuses(shop)["public.t"] == "stopped")
+        assert "no REPLICA IDENTITY FULL any more (HR-CAPTURE-012)" in reason(shop, "public.t")
         run("insert into t values (2); insert into good values (1)")
         wait(lambda: rows(log, "public.good") == [(1,)])
         assert statuses(shop) == {"public.t": "stopped", "public.good": "live"}

@@ -527,6 +527,8 @@ def _status_lines(one: Status) -> list[str]:
     facts: list[tuple[str, str]] = []
     if one.away:
         facts.append(("server", f"away: {one.away}"))
+    elif one.failed:
+        facts.append(("failed", f"{one.failed}; it is tried again"))
     if one.waits:
         facts.append(("waits for", one.waits))
     if one.lsn is None:

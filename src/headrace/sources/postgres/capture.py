@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import shutil
 import threading
@@ -89,7 +90,9 @@ NOTE_SECONDS = 60.0
 LOOK_SECONDS = 0.5
 """While a table is snapshotted, or has other columns, it is looked at so often."""
 PATIENCE_SECONDS = 30.0
-"""How long a run that has an end waits for a database that is away."""
+"""How long a run that has an end waits for a database that is away; and the longest pause."""
+PAUSE_SECONDS, STEADY_SECONDS = 0.1, 1.0
+"""The first pause before it is tried again; and a stream that has held so long was no failure."""
 RECENT = 100_000
 """Transactions whose numbers are remembered, for snapshots that begin later."""
 TRANSACTIONS = "xid bigint, lsn bigint, commit_time timestamp, rows bigint"
@@ -178,41 +181,51 @@ class Capture:
         `until`: "caught up" (all that is committed now, snapshots included), an LSN, or None: for
         ever. Lost connections are made again; what cannot be mended is a named error.
         """
-        pause, away, self._stopping = 0.1, time.monotonic(), False
+        pause, away, self._stopping = PAUSE_SECONDS, time.monotonic(), False
         in_use = 0.0  # since when another one has the slot
         if not self._sound:
             self._read_state()
         self._sound = False
         while True:
+            began = math.inf
             try:
                 with connected(self.dsn) as control:
                     self._prepare(control)
-                    pause = 0.1
+                    began = time.monotonic()
                     try:
                         reached = self._stream(control, until)
                         self._sound = True
                         return reached
                     finally:
-                        away = time.monotonic()
                         self._snapshots.end()
             except (psycopg.OperationalError, errors.SlotInUse) as error:
                 now, others = time.monotonic(), isinstance(error, errors.SlotInUse)
                 in_use = (in_use or now) if others else 0.0
                 if others and now - in_use >= PATIENCE_SECONDS:
                     raise
+                if now - began >= (PATIENCE_SECONDS if _refuses(error) else STEADY_SECONDS):
+                    pause, away = PAUSE_SECONDS, now
+                said = str(getattr(error, "fact", error)).partition("\n")[0]
+                if self.state is not None and self.state.failed != said:
+                    self.state.failed = said
+                    self._save(self.state.lsn)
                 if until is not None and now - away >= PATIENCE_SECONDS:
-                    said = str(error).partition("\n")[0]
+                    what = "refuses" if _refuses(error) else "is away"
                     raise errors.SourceAway(
-                        f"the database of capture '{self.name}' is away: {said}", place=self.name
+                        f"the database of capture '{self.name}' {what}: {said}", place=self.name
                     ) from error
                 if self._lost is not None:
                     self._lost(error)
-                again = time.monotonic() + pause
-                while time.monotonic() < again and not self._stopping:
-                    time.sleep(0.1)
+                self._rest(pause)
                 if self._stopping:
                     return 0 if self.state is None else self.state.lsn
-                pause = min(2 * pause, 30.0)
+                pause = min(2 * pause, PATIENCE_SECONDS)
+
+    def _rest(self, seconds: float) -> None:
+        """Do nothing for so long, unless it is to stop."""
+        again = time.monotonic() + seconds
+        while time.monotonic() < again and not self._stopping:
+            time.sleep(0.1)
 
     def _read_state(self) -> None:
         """Go back to what is in the log."""
@@ -226,7 +239,7 @@ class Capture:
     def _stream(self, control: psycopg.Connection, until: str | int | None) -> int:
         assert self.state is not None
         target = catalog.lsn(control) if isinstance(until, str) else until
-        beat = 0.0
+        began, beat = time.monotonic(), 0.0
         state, self._held = self.state, None
         self._unstage_rest()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -241,6 +254,9 @@ class Capture:
                 if now - beat >= often or (until is not None and stream.received < (target or 0)):
                     beat = now
                     catalog.heartbeat(control)
+                if state.failed and now - began >= STEADY_SECONDS:
+                    state.failed = ""
+                    self._save(state.lsn)
                 if now - self._noted[0] >= NOTE_SECONDS and state.lsn > self._noted[1]:
                     self._note(control)
                 group = self._gather(stream, 0.02 if until or self._snapshots.under_way() else 1.0)
@@ -254,6 +270,7 @@ class Capture:
                 self._look(control, stream, at_once=last)
                 self._snapshots.advance(control, self._passed(stream))
                 if last and not self._unsettled():
+                    state.failed = ""
                     self._save(max(state.lsn, stream.received))
                     stream.confirm(state.lsn)
                     return state.lsn
@@ -513,12 +530,12 @@ class Capture:
                 fence=-1,
                 columns={column.name: column.number for column in info.columns},
             )
-            with _stopping(state):
+            with _stops(state):
                 self._make_topic(info, state)
             self.state.tables[full] = state
         why = self._refused.get(name, "")
         if not (member or why) and state.status != STOPPED:  # left alone: once it was published
-            with _stopping(state):
+            with _stops(state):
                 _refuse_unfit(info, state)
         if why and state.status != STOPPED:
             later = why.startswith("waits for")
@@ -743,18 +760,18 @@ class Capture:
         info = catalog.table(control, (captured.info.schema, captured.info.name))
         for one in self._tables.values():
             one.types = known
-        with _stopping(state):
+        with _stops(state):
             if info is not None and info.unlogged:
                 _refuse_unfit(info, state)
             if not _same_key(captured, relation):
                 named = ", ".join(one.name for one in relation.columns if one.key)
-                if not named:
+                if not named or not state.key:
+                    what = "no replica identity" if state.key else "no REPLICA IDENTITY FULL"
                     raise errors.NoReplicaIdentity(
-                        f"table {captured.name} has no replica identity any more",
-                        place=state.topic,
+                        f"table {captured.name} has {what} any more", place=state.topic
                     )
-                state.status, has = STOPPED, ", ".join(state.key) or "none"
-                state.reason = f"its key is now ({named}), the topic's ({has})"
+                state.status = STOPPED
+                state.reason = f"its key is now ({named}), the topic's ({', '.join(state.key)})"
                 state.reason += "; a topic keeps its key: a capture of another name has the new one"
                 return
             if info is not None:
@@ -973,8 +990,14 @@ class Capture:
             return
 
 
+def _refuses(error: Exception) -> bool:
+    """Whether the server has said no, and is neither away nor going."""
+    code = getattr(error, "sqlstate", None) or ""
+    return bool(code) and code[:2] not in ("08", "57")
+
+
 @contextlib.contextmanager
-def _stopping(state: TableState) -> Iterator[None]:
+def _stops(state: TableState) -> Iterator[None]:
     """What is wrong stops the table, unless it concerns all."""
     try:
         yield

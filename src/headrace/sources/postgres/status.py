@@ -69,6 +69,8 @@ class Status:
     """Why the server could not be asked."""
     waits: str = ""
     """For whom a statement of the capture waits at the server, if one does."""
+    failed: str = ""
+    """Why the last connection of the capture ended, if it is tried again since."""
     lsn: str | None = None
     """The log has every transaction that was committed before."""
     slot: str | None = None
@@ -143,6 +145,7 @@ def _status(
     second: Look | str,
 ) -> Status:
     status = Status(name, settings.dsn, list(settings.tables), "new")
+    status.failed = "" if state is None else state.failed
     if state is not None and state.lsn:
         status.state = "stopped"
         status.lsn, status.slot, status.publication = (
