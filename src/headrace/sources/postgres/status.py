@@ -64,7 +64,8 @@ class Status:
     address: str
     patterns: list[str]
     state: str
-    """`new`, `paused`, `running`, `stopped`, `away`, or `no slot`."""
+    """`new`, `starting` (its slot cannot be made yet: see `waits`), `paused`, `running`, `stopped`,
+    `away`, or `no slot`."""
     away: str = ""
     """Why the server could not be asked."""
     waits: str = ""
@@ -167,6 +168,8 @@ def _status(
         status.state = "away"
     else:
         status.waits = second.waits
+        if status.slot is None and status.waits:
+            status.state = "starting"
         if status.slot is not None:
             _add_look(status, second)
             if isinstance(first, Look):
