@@ -20,6 +20,7 @@ import pytest
 import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.preflight import Wanted, findings
 from headrace.sources.postgres.prepare import reached
 from tests.capture.conftest import Database
@@ -38,6 +39,19 @@ def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
 def connection(database: Database) -> Iterator[psycopg.Connection[Any]]:
     with database.connect() as connection:
         yield connection
+
+
+@contextlib.contextmanager
+def following(shop: Capture, connection: psycopg.Connection[Any]) -> Iterator[threading.Thread]:
+    """The capture while it streams: it has looked at everything, and would have refused to start.
+
+    The slot alone may be called active for a moment after the run before.
+    """
+    assert shop.state is not None
+    before = shop.state.starts
+    with running(shop, connection) as thread:
+        wait(lambda: shop.state is not None and shop.state.starts > before)
+        yield thread
 
 
 def net(log: EmbeddedLog, topic: str) -> dict[tuple[Any, ...], int]:
@@ -83,7 +97,7 @@ def test_a_table_that_is_asked_for_and_cannot_be_published_is_stopped(
         if down:
             shop.run("caught up")
 
-    with contextlib.nullcontext() if down else running(shop, connection):
+    with contextlib.nullcontext() if down else following(shop, connection):
         run(then.encode())
         ask(1)
         wait(lambda: statuses(shop)["public.t"] == "stopped")
@@ -94,7 +108,7 @@ def test_a_table_that_is_asked_for_and_cannot_be_published_is_stopped(
     assert statuses(shop) == {"public.t": "stopped", "public.good": "live"}
     assert rows(log, "public.good") == [(1,)]
     run(back.encode())
-    with contextlib.nullcontext() if down else running(shop, connection):
+    with contextlib.nullcontext() if down else following(shop, connection):
         ask(2)
         wait(lambda: statuses(shop)["public.t"] == "live")
         run("insert into t values (3)")
@@ -123,7 +137,7 @@ def test_a_table_without_a_key_that_says_no_old_rows_any_more_is_stopped(
     run("insert into t values (1)")
     shop = capture(log, database.dsn(), heartbeat_seconds=0.3)
     shop.run("caught up")
-    with running(shop, connection):
+    with following(shop, connection):
         index = "t1_id_idx" if partitioned else "t_id"
         run(f"alter table {parts[-1]} replica identity {to.replace('t_id', index)}")
         wait(lambda: statuses(shop)["public.t"] == "stopped")
@@ -161,7 +175,7 @@ def test_a_table_that_gets_a_partition_whose_changes_are_in_no_stream_is_stopped
     run("insert into t values (1)")
     shop = capture(log, database.dsn(), heartbeat_seconds=0.3)
     shop.run("caught up")
-    with running(shop, connection):
+    with following(shop, connection):
         run(made.encode())
         run("alter table t attach partition t2 for values from (100) to (200)")
         wait(lambda: statuses(shop)["public.t"] == "stopped")
@@ -196,7 +210,7 @@ def test_a_partition_that_names_its_rows_by_other_columns_stops_its_table_only(
     run("create unique index t1_a on t1(a); insert into t values (1, 1), (2, 2)")
     shop = capture(log, database.dsn(), heartbeat_seconds=3600, part_bytes=1 if large else 1 << 20)
     shop.run("caught up")
-    with running(shop, connection) as thread:
+    with following(shop, connection) as thread:
         run("alter table t1 replica identity using index t1_a")
         run(change.encode())
         if back:
