@@ -21,6 +21,7 @@ import pytest
 
 import headrace as hr
 from headrace import errors
+from headrace.cli.capture import _status_lines
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.sources.postgres import keyless, seen, snapshot, snapshots
 from headrace.sources.postgres import settings as asked
@@ -29,6 +30,7 @@ from headrace.sources.postgres.prepare import reached
 from headrace.sources.postgres.session import connected, in_session
 from headrace.sources.postgres.snapshots import Progress
 from headrace.sources.postgres.state import topic_name
+from headrace.sources.postgres.status import Status
 from headrace.sources.postgres.status import statuses as statuses_of
 from headrace.testing.postgres import Server
 from tests.capture.conftest import Database
@@ -472,6 +474,12 @@ def waits(log: EmbeddedLog) -> str:
     return state.tables["public.t"].reason
 
 
+def says_it_starts(found: Status) -> bool:
+    """And not that nobody has started it."""
+    said = "\n".join(_status_lines(found))
+    return "shop: starting" in said and found.waits in said and "capture run" not in said
+
+
 def test_a_new_capture_says_which_transactions_must_end(
     database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
 ) -> None:
@@ -488,6 +496,7 @@ def test_a_new_capture_says_which_transactions_must_end(
             (found,) = statuses_of(log, ["shop"], pause=0.0)
             assert who in found.waits
             assert "insert into t" in found.waits
+            assert says_it_starts(found)
             writes.execute("commit")
             wait(lambda: bool(shop.state and shop.state.lsn))
     shop.run("caught up")
@@ -502,9 +511,13 @@ def test_a_new_capture_says_which_prepared_transactions_must_end(log: EmbeddedLo
         run("begin; insert into t values (1); prepare transaction 'forgotten'")
         lost: list[Exception] = []
         shop = capture(log, server.dsn(), lost=lost.append)
+        asked.change(log, "shop", lambda _: asked.Settings(server.dsn()))
         with running(shop, connection):
             who = "the slot waits for prepared transaction forgotten since"
             wait(lambda: any(who in str(one) for one in lost))
+            (found,) = statuses_of(log, ["shop"], pause=0.0)
+            assert "prepared transaction forgotten since" in found.waits
+            assert says_it_starts(found)
             run("commit prepared 'forgotten'")
             wait(lambda: bool(shop.state and shop.state.lsn))
         shop.run("caught up")

@@ -527,9 +527,13 @@ def _status_lines(one: Status) -> list[str]:
     facts: list[tuple[str, str]] = []
     if one.away:
         facts.append(("server", f"away: {one.away}"))
+    elif one.failed:
+        facts.append(("failed", f"{one.failed}; it is tried again"))
     if one.waits:
         facts.append(("waits for", one.waits))
-    if one.lsn is None:
+    if one.state == "starting":
+        facts.append(("log", "nothing yet; it begins when these have ended"))
+    elif one.lsn is None:
         facts.append(("log", f"nothing yet; 'headrace capture run {one.capture}' starts it"))
     else:
         age = one.last_commit_age_seconds

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import shutil
 import threading
@@ -45,7 +46,7 @@ from headrace.model.records import Piece
 from headrace.model.schema import RESERVED
 from headrace.sources.complete import Lookup
 from headrace.sources.postgres import catalog, resume, waits
-from headrace.sources.postgres.captured import META, Captured, Changes
+from headrace.sources.postgres.captured import META, OF_A_TABLE, Captured, Changes
 from headrace.sources.postgres.group import Group, Run, told_of
 from headrace.sources.postgres.large import PART_BYTES, Large
 from headrace.sources.postgres.protocol import Column, Message, Relation, Rows, Truncate
@@ -67,7 +68,7 @@ from headrace.sources.postgres.state import (
 )
 from headrace.sources.postgres.stream import Stream
 from headrace.sources.postgres.transactions import Transaction
-from headrace.sources.postgres.values import FEW, PgType, arrow_type, told
+from headrace.sources.postgres.values import FEW, PgType, arrow_type, refuse_as_key, told
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
@@ -91,7 +92,9 @@ NOTE_SECONDS = 60.0
 LOOK_SECONDS = 0.5
 """While a table is snapshotted, or has other columns, it is looked at so often."""
 PATIENCE_SECONDS = 30.0
-"""How long a run that has an end waits for a database that is away."""
+"""How long a run that has an end waits for a database that is away; and the longest pause."""
+PAUSE_SECONDS, STEADY_SECONDS = 0.1, 1.0
+"""The first pause before it is tried again; and a stream that has held so long was no failure."""
 RECENT = 100_000
 """Transactions whose numbers are remembered, for snapshots that begin later."""
 TRANSACTIONS = "xid bigint, lsn bigint, commit_time timestamp, rows bigint"
@@ -180,41 +183,51 @@ class Capture:
         `until`: "caught up" (all that is committed now, snapshots included), an LSN, or None: for
         ever. Lost connections are made again; what cannot be mended is a named error.
         """
-        pause, away, self._stopping = 0.1, time.monotonic(), False
+        pause, away, self._stopping = PAUSE_SECONDS, time.monotonic(), False
         in_use = 0.0  # since when another one has the slot
         if not self._sound:
             self._read_state()
         self._sound = False
         while True:
+            began = math.inf
             try:
                 with connected(self.dsn) as control:
                     self._prepare(control)
-                    pause = 0.1
+                    began = time.monotonic()
                     try:
                         reached = self._stream(control, until)
                         self._sound = True
                         return reached
                     finally:
-                        away = time.monotonic()
                         self._snapshots.end()
             except (psycopg.OperationalError, errors.SlotInUse) as error:
                 now, others = time.monotonic(), isinstance(error, errors.SlotInUse)
                 in_use = (in_use or now) if others else 0.0
                 if others and now - in_use >= PATIENCE_SECONDS:
                     raise
+                if now - began >= (PATIENCE_SECONDS if _refuses(error) else STEADY_SECONDS):
+                    pause, away = PAUSE_SECONDS, now
+                said = str(getattr(error, "fact", error)).partition("\n")[0]
+                if self.state is not None and self.state.failed != said:
+                    self.state.failed = said
+                    self._save(self.state.lsn)
                 if until is not None and now - away >= PATIENCE_SECONDS:
-                    said = str(error).partition("\n")[0]
+                    what = "refuses" if _refuses(error) else "is away"
                     raise errors.SourceAway(
-                        f"the database of capture '{self.name}' is away: {said}", place=self.name
+                        f"the database of capture '{self.name}' {what}: {said}", place=self.name
                     ) from error
                 if self._lost is not None:
                     self._lost(error)
-                again = time.monotonic() + pause
-                while time.monotonic() < again and not self._stopping:
-                    time.sleep(0.1)
+                self._rest(pause)
                 if self._stopping:
                     return 0 if self.state is None else self.state.lsn
-                pause = min(2 * pause, 30.0)
+                pause = min(2 * pause, PATIENCE_SECONDS)
+
+    def _rest(self, seconds: float) -> None:
+        """Do nothing for so long, unless it is to stop."""
+        again = time.monotonic() + seconds
+        while time.monotonic() < again and not self._stopping:
+            time.sleep(0.1)
 
     def _read_state(self) -> None:
         """Go back to what is in the log."""
@@ -228,7 +241,7 @@ class Capture:
     def _stream(self, control: psycopg.Connection, until: str | int | None) -> int:
         assert self.state is not None
         target = catalog.lsn(control) if isinstance(until, str) else until
-        beat = 0.0
+        began, beat = time.monotonic(), 0.0
         state, self._held = self.state, None
         self._unstage_rest()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -243,6 +256,9 @@ class Capture:
                 if now - beat >= often or (until is not None and stream.received < (target or 0)):
                     beat = now
                     catalog.heartbeat(control)
+                if state.failed and now - began >= STEADY_SECONDS:
+                    state.failed = ""
+                    self._save(state.lsn)
                 if now - self._noted[0] >= NOTE_SECONDS and state.lsn > self._noted[1]:
                     self._note(control)
                 group = self._gather(stream, 0.02 if until or self._snapshots.under_way() else 1.0)
@@ -256,6 +272,7 @@ class Capture:
                 self._look(control, stream, at_once=last)
                 self._snapshots.advance(control, self._passed(stream))
                 if last and not self._unsettled():
+                    state.failed = ""
                     self._save(max(state.lsn, stream.received))
                     stream.confirm(state.lsn)
                     return state.lsn
@@ -516,12 +533,13 @@ class Capture:
                 fence=-1,
                 columns={column.name: column.number for column in info.columns},
             )
-            try:
+            with _stops(state):
                 self._make_topic(info, state)
-            except errors.HeadraceError as error:
-                state.stop(error)
             self.state.tables[full] = state
         why = self._refused.get(name, "")
+        if not (member or why) and state.status != STOPPED:  # left alone: once it was published
+            with _stops(state):
+                _refuse_unfit(info, state)
         if why and state.status != STOPPED:
             later = why.startswith("waits for")
             if later and state.status != SNAPSHOTTING:
@@ -545,34 +563,22 @@ class Capture:
                 recent=self._recent,
             )  # fmt: skip
             if 0 in state.columns.values():  # a topic that was there
-                self._alter_topic(self._tables[name], _as_relation(info))
+                with _stops(state):
+                    redefine(
+                        self._tables[name], _as_relation(info), self._numeric_as_text,
+                        lambda: self._save(self._lsn),
+                    )  # fmt: skip
         else:  # a connection was lost: what was in flight is read again
             captured.info, captured.types, captured.relation = info, known, None
             captured.drop()
-        self._tables[name].published = not why
+        self._tables[name].published = not why and bool(member or state.status == STOPPED)
 
     def _make_topic(self, info: catalog.TableInfo, state: TableState) -> None:
         assert self.state is not None
-        if info.unlogged:
-            what = (
-                "has a partition that is unlogged or foreign" if info.partitioned else "is unlogged"
-            )
-            raise errors.NoReplicaIdentity(
-                f"table {info.schema}.{info.name} {what}, so its changes are in no stream",
-                place=state.topic,
-            )
         if any(one.topic == state.topic for one in self.state.tables.values()):
             raise errors.TopicExists(f"'{state.topic}' is another table's", place=state.topic)
-        if not info.identity or (not state.key and info.replica_identity != "f"):
-            why = "has no primary key" if not state.key else "has a key that cannot be used"
-            why += ", and its replica identity is not FULL"
-            if not info.streamed:
-                why = "has no columns"
-            elif info.replica_identity == "f" and any(one.generated for one in info.columns):
-                why = "has REPLICA IDENTITY FULL and generated columns, which the server refuses"
-            raise errors.NoReplicaIdentity(
-                f"table {info.schema}.{info.name} {why}", place=state.topic
-            )
+        _refuse_unfit(info, state)
+        _refuse_key(info, state)
         refuse_reserved(column.name for column in info.streamed)
         fields = [
             pa.field(column.name, kind, metadata=told(column.type, column.modifier, kind))
@@ -781,7 +787,8 @@ class Capture:
         state = captured.state
         numbers = {column.name: column.number for column in info.columns}
         return (
-            info.oid == state.oid
+            not info.unlogged
+            and info.oid == state.oid
             and state.storage in ("", info.storage)
             and numbers == state.columns
             and _labels(info, state.labels) == state.labels
@@ -798,19 +805,22 @@ class Capture:
         info = catalog.table(control, (captured.info.schema, captured.info.name))
         for one in self._tables.values():
             one.types = known
-        try:
+        with _stops(state):
+            if info is not None and info.unlogged:
+                _refuse_unfit(info, state)
             if not _same_key(captured, relation):
                 named = ", ".join(one.name for one in relation.columns if one.key)
-                if not named:
+                if not named or not state.key:
+                    what = "no replica identity" if state.key else "no REPLICA IDENTITY FULL"
                     raise errors.NoReplicaIdentity(
-                        f"table {captured.name} has no replica identity any more",
-                        place=state.topic,
+                        f"table {captured.name} has {what} any more", place=state.topic
                     )
                 state.status = STOPPED
                 state.reason = f"its key is now ({named}), the topic's ({', '.join(state.key)})"
                 state.reason += "; a topic keeps its key: a capture of another name has the new one"
                 return
             if info is not None:
+                _refuse_key(info, state)
                 captured.info = info
                 self._settle_storage(captured, info)
                 self._take_in_empty(captured, info, control)
@@ -832,16 +842,7 @@ class Capture:
                         captured.read_again(thorough=False)
                     self._save(lsn)
                     return  # what comes is read as far as it goes
-        except errors.HeadraceError as error:
-            captured.state.stop(error)
-            return
-        self._alter_topic(captured, relation)
-
-    def _alter_topic(self, captured: Captured, relation: Relation) -> None:
-        try:
-            redefine(captured, relation, self._numeric_as_text, lambda: self._save(self._lsn))
-        except errors.HeadraceError as error:
-            captured.state.stop(error)
+            redefine(captured, relation, self._numeric_as_text, lambda: self._save(lsn))
 
     def _note_member(
         self, captured: Captured, published: catalog.Publication | None, info: catalog.TableInfo
@@ -882,6 +883,8 @@ class Capture:
                 info = catalog.table(control, (captured.info.schema, captured.info.name))
             state = captured.state
             if info is not None:  # or it is gone by now, and nobody can tell
+                if not _same_key(captured, _as_relation(info)):
+                    raise captured.named_otherwise() from None
                 right = ("", info.storage, info.written)[info.partitioned :]
                 moved = state.storage not in right or self._lsn < state.grown
                 if not moved and _labels(info, state.labels) == state.labels:
@@ -937,7 +940,7 @@ class Capture:
                 continue
             try:
                 rows, weight, of, op = self._changes(captured, of_table)
-            except (errors.TypeNotCarried, errors.ValueNotCarried) as error:
+            except OF_A_TABLE as error:
                 captured.state.stop(error)
                 continue
             if rows.num_rows:
@@ -1053,6 +1056,47 @@ class Capture:
             return
 
 
+def _refuses(error: Exception) -> bool:
+    """Whether the server has said no, and is neither away nor going."""
+    code = getattr(error, "sqlstate", None) or ""
+    return bool(code) and code[:2] not in ("08", "57")
+
+
+@contextlib.contextmanager
+def _stops(state: TableState) -> Iterator[None]:
+    """What is wrong stops the table, unless it concerns all."""
+    try:
+        yield
+    except (errors.PublicationDropped, errors.TableLeftPublication, errors.Fenced):
+        raise
+    except errors.HeadraceError as error:
+        state.stop(error)
+
+
+def _refuse_unfit(info: catalog.TableInfo, state: TableState) -> None:
+    """Raise why the changes of a table cannot be followed."""
+    why = ""
+    if info.unlogged:
+        why = "has a partition that is unlogged or foreign" if info.partitioned else "is unlogged"
+        why += ", so its changes are in no stream"
+    elif not info.identity or (not state.key and info.replica_identity != "f"):
+        why = "has a key that cannot be used" if info.key else "has no primary key"
+        why += ", and its replica identity is not FULL"
+        if not info.streamed:
+            why = "has no columns"
+        elif info.replica_identity == "f" and any(one.generated for one in info.columns):
+            why = "has REPLICA IDENTITY FULL and generated columns, which the server refuses"
+    if why:
+        raise errors.NoReplicaIdentity(f"table {info.schema}.{info.name} {why}", place=state.topic)
+
+
+def _refuse_key(info: catalog.TableInfo, state: TableState) -> None:
+    """Raise that rows cannot be known by a column."""
+    for column in info.streamed:
+        if column.name in state.key or not state.key:
+            refuse_as_key(column.type, column.name)
+
+
 def _labels(info: catalog.TableInfo, like: str | None = None) -> str:
     """What `TableState.labels` is of a table; of those labels only that another one is of."""
     if like == "" or not info.labels:
@@ -1074,5 +1118,5 @@ def _as_relation(info: catalog.TableInfo) -> Relation:
 def _same_key(captured: Captured, relation: Relation) -> bool:
     """Whether the stream names rows by the topic's key, or says them whole."""
     named = {column.name for column in relation.columns if column.key}
-    key = captured.state.key
-    return not key or relation.identity == "f" or named == set(key)
+    key = set(captured.state.key)
+    return relation.identity == "f" or (bool(key) and named == key)

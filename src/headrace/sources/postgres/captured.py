@@ -20,6 +20,7 @@ import pyarrow as pa
 from headrace import errors
 from headrace.model.hashing import hash64
 from headrace.sources.complete import (
+    INSERT,
     Completed,
     Lookup,
     Numbers,
@@ -48,6 +49,8 @@ TOUCHED_MAX = 1_000_000
 UNSEEN_MAX = 10_000
 PENDING_ROWS = 5000
 """Keys that are read once more, at a time."""
+OF_A_TABLE = (errors.TypeNotCarried, errors.ValueNotCarried, errors.NoReplicaIdentity)
+"""What stops a table, and no other."""
 META = ("_weight", "_op", "_lsn", "_xid", "_commit_time")
 
 
@@ -299,6 +302,9 @@ class Captured:
             same = [run for _, _, run in group]  # runs of one definition of the table
             parts.append(self._widened(operations(same, self.format(same[0].relation))))
         made = whole_keys(joined(parts), self.state.key)
+        changed = made.kinds != INSERT
+        if any(key.null_count and key.filter(pa.array(changed)).null_count for key in made.read):
+            raise self.named_otherwise()
         found = complete(
             made,
             self.state.key,
@@ -344,6 +350,14 @@ class Captured:
             changes.weight[put],
             changes.transaction[put],
             changes.op.filter(pa.array(put)),
+        )
+
+    def named_otherwise(self) -> errors.NoReplicaIdentity:
+        """The stream does not say by the key which row is changed."""
+        return errors.NoReplicaIdentity(
+            f"a change of table {self.name}, or of a partition, names its row by other columns "
+            f"than ({', '.join(self.state.key)})",
+            place=self.state.topic,
         )
 
     def overtaken(self, xid: int) -> None:

@@ -37,10 +37,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from headrace import errors
 from headrace.model.records import Piece
 from headrace.sources.complete import Numbers
-from headrace.sources.postgres.captured import Captured, Changes
+from headrace.sources.postgres.captured import OF_A_TABLE, Captured, Changes
 from headrace.sources.postgres.catalog import emptied
 from headrace.sources.postgres.group import Run
 from headrace.sources.postgres.protocol import Message, Rows, Truncate
@@ -235,7 +234,7 @@ class Large:
                 rows, weight, _, op = self._changes(
                     captured, of_table, None if overlay is None else overlay.lookup
                 )
-            except (errors.TypeNotCarried, errors.ValueNotCarried) as error:
+            except OF_A_TABLE as error:
                 captured.state.stop(error)
                 self.log.unstage(self._done.pop(name, OfTable("")).pieces)
                 continue

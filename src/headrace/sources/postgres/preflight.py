@@ -31,7 +31,7 @@ from headrace.sources.postgres.catalog import (
     identifier,
     quoted,
 )
-from headrace.sources.postgres.values import arrow_type
+from headrace.sources.postgres.values import arrow_type, refuse_as_key
 
 OLDEST = 14
 KEEP_AT_LEAST_MB = 1024
@@ -349,6 +349,8 @@ def _table(connection: Connection, table: TableInfo) -> Iterator[Finding]:
             before.append(Finding("warning", what, where, f"{why}: the table will be stopped"))
         try:
             kind = arrow_type(column.type, column.modifier)
+            if column.name in (table.key or table.identity):
+                refuse_as_key(column.type, column.name)
             if isinstance(kind, pa.ListType) and column.name in table.key:
                 what = f"column {identifier(column.name)} of its key is an array"
                 why = "no topic has such a key: the table will be stopped"

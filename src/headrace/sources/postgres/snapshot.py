@@ -278,10 +278,10 @@ def copied(
         wait.poll()
         pg.consume_input()
     ended = pg.get_result()
+    while ended is not None and pg.get_result() is not None:  # or it could not be rolled back
+        pass
     if ended is not None and ended.status != pq.ExecStatus.COMMAND_OK:
         raise _error(connection, ended)
-    while ended is not None:
-        ended = pg.get_result()
 
 
 def _error(connection: psycopg.Connection, result: Any) -> psycopg.Error:

@@ -52,7 +52,7 @@ from headrace import errors
 from headrace.model.hashing import hash64
 from headrace.sources.complete import Numbers
 from headrace.sources.postgres import waits
-from headrace.sources.postgres.captured import Captured
+from headrace.sources.postgres.captured import OF_A_TABLE, Captured
 from headrace.sources.postgres.keyless import Whole
 from headrace.sources.postgres.session import connected
 from headrace.sources.postgres.snapshot import Chunk, Wanted, read_chunk
@@ -355,7 +355,7 @@ class Snapshots:
         state, chunk = captured.state, captured.chunks.popleft()
         try:
             rows, weight = captured.publish(chunk)
-        except (errors.TypeNotCarried, errors.ValueNotCarried) as error:
+        except OF_A_TABLE as error:
             self._stop(captured, error)
             return
         state.rows += chunk.count

@@ -116,6 +116,8 @@ class State:
     starts: int = 0
     told: int = 0
     """Rows of the topic of transactions that are older than the slot."""
+    failed: str = ""
+    """Why the last connection ended that did not hold, until one does."""
     tables: dict[str, TableState] = field(default_factory=dict)
     """By `schema.table`."""
 

@@ -64,11 +64,14 @@ class Status:
     address: str
     patterns: list[str]
     state: str
-    """`new`, `paused`, `running`, `stopped`, `away`, or `no slot`."""
+    """`new`, `starting` (its slot cannot be made yet: see `waits`), `paused`, `running`, `stopped`,
+    `away`, or `no slot`."""
     away: str = ""
     """Why the server could not be asked."""
     waits: str = ""
     """For whom a statement of the capture waits at the server, if one does."""
+    failed: str = ""
+    """Why the last connection of the capture ended, if it is tried again since."""
     lsn: str | None = None
     """The log has every transaction that was committed before."""
     slot: str | None = None
@@ -143,6 +146,7 @@ def _status(
     second: Look | str,
 ) -> Status:
     status = Status(name, settings.dsn, list(settings.tables), "new")
+    status.failed = "" if state is None else state.failed
     if state is not None and state.lsn:
         status.state = "stopped"
         status.lsn, status.slot, status.publication = (
@@ -164,6 +168,8 @@ def _status(
         status.state = "away"
     else:
         status.waits = second.waits
+        if status.slot is None and status.waits:
+            status.state = "starting"
         if status.slot is not None:
             _add_look(status, second)
             if isinstance(first, Look):

@@ -148,6 +148,19 @@ def arrow_type(
     return ARROW.get(pg_type.oid, pa.string())
 
 
+def refuse_as_key(pg_type: PgType, column: str) -> None:
+    """Raise `TypeNotCarried` for regclass and its like: rows are not known by what they print."""
+    while inner := pg_type.base or pg_type.element:
+        pg_type = inner
+    if pg_type.oid < FIRST_OWN and pg_type.name.startswith("reg"):
+        raise TypeNotCarried(
+            f"values of type '{pg_type.name}' are not carried in a key, or where there is none",
+            place=_place(column),
+            why="rows are known by them, and they are names of things that can be renamed",
+            fix="keep it as oid or text, or give the table another key",
+        )
+
+
 def told(pg_type: PgType, modifier: int, arrow: pa.DataType) -> dict[str, str]:
     """The comment of a topic's column: the type, where the column's own does not say it.
 

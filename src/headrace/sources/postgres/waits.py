@@ -78,5 +78,6 @@ def for_session(connection: psycopg.Connection[Any], session: int | str) -> str:
 def _told(rows: Sequence[tuple[Any, ...]]) -> str:
     """Not how long it has been, but since when: so the text stays the same."""
     return "; ".join(
-        f"{who} since {since:%Y-%m-%d %H:%M:%S} UTC: {what}" for who, since, what in rows
+        f"{who} since {since:%Y-%m-%d %H:%M:%S} UTC{what and f': {what}'}"
+        for who, since, what in rows
     )

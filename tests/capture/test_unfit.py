@@ -1,0 +1,295 @@
+"""Tables that cannot be followed any more are stopped with a name, and nothing else is. R-B3, R-B5
+
+Caught: a table that is called live while its changes are in no stream (it left the publication, is
+unlogged, has a partition that is, says no old rows), or that ends the capture of the others; an
+error of the whole capture that is taken for one of a table. Not caught: other ways to become so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import headrace as hr
+from headrace import errors
+from headrace.log.embedded.log import EmbeddedLog
+from headrace.sources.postgres.capture import Capture
+from headrace.sources.postgres.preflight import Wanted, findings
+from headrace.sources.postgres.prepare import reached
+from tests.capture.conftest import Database
+from tests.capture.kit import capture
+from tests.capture.test_capture import running, wait
+from tests.capture.test_tables import asks, reason, rows, statuses
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
+    with hr.connect(tmp_path / "log") as log:
+        yield log
+
+
+@pytest.fixture
+def connection(database: Database) -> Iterator[psycopg.Connection[Any]]:
+    with database.connect() as connection:
+        yield connection
+
+
+@contextlib.contextmanager
+def following(shop: Capture, connection: psycopg.Connection[Any]) -> Iterator[threading.Thread]:
+    """The capture while it streams: it has looked at everything, and would have refused to start.
+
+    The slot alone may be called active for a moment after the run before.
+    """
+    assert shop.state is not None
+    before = shop.state.starts
+    with running(shop, connection) as thread:
+        wait(lambda: shop.state is not None and shop.state.starts > before)
+        yield thread
+
+
+def net(log: EmbeddedLog, topic: str) -> dict[tuple[Any, ...], int]:
+    """How often each row is in a topic, with a key or without."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for batch in log.read(topic):
+        for row in batch.data.to_pylist():
+            found[tuple(v for name, v in row.items() if name[0] != "_")] += row["_weight"]
+    return {row: count for row, count in found.items() if count}
+
+
+LEFT = "alter publication headrace_shop drop table t;"
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["", "while nobody is there"])
+@pytest.mark.parametrize(
+    ("first", "then", "said", "back"),
+    [
+        ("", LEFT + "alter table t set unlogged", "is unlogged", "alter table t set logged"),
+        ("", LEFT + "alter table t drop constraint t_pkey", "no primary key",
+         "alter table t add primary key (id)"),
+        ("alter table t drop constraint t_pkey; alter table t replica identity full",
+         LEFT + "alter table t replica identity default", "is not FULL",
+         "alter table t replica identity full"),
+        ("", "drop table t; create unlogged table t(id int primary key)", "is unlogged",
+         "alter table t set logged"),
+    ],
+    ids=["unlogged", "no key", "not full", "another table"],
+)  # fmt: skip
+def test_a_table_that_is_asked_for_and_cannot_be_published_is_stopped(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any],
+    first: str, then: str, said: str, back: str, down: bool,
+) -> None:  # fmt: skip
+    """Once it was in the publication; live, it would say nothing of its changes."""
+    run = connection.execute
+    run(("create table t(id int primary key);" + first).encode())
+    run("create table good(id int primary key); insert into t values (1)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=3600)
+    shop.run("caught up")
+
+    def ask(times: int) -> None:
+        asks(log, database, t=times)
+        if down:
+            shop.run("caught up")
+
+    with contextlib.nullcontext() if down else following(shop, connection):
+        run(then.encode())
+        ask(1)
+        wait(lambda: statuses(shop)["public.t"] == "stopped")
+        assert said in reason(shop, "public.t")
+        assert "HR-CAPTURE-012" in reason(shop, "public.t")
+    run("insert into t values (2); insert into good values (1)")
+    shop.run("caught up")
+    assert statuses(shop) == {"public.t": "stopped", "public.good": "live"}
+    assert rows(log, "public.good") == [(1,)]
+    run(back.encode())
+    with contextlib.nullcontext() if down else following(shop, connection):
+        ask(2)
+        wait(lambda: statuses(shop)["public.t"] == "live")
+        run("insert into t values (3)")
+    shop.run("caught up")
+    assert net(log, "shop.public.t") == dict.fromkeys(run("select * from t").fetchall(), 1)
+
+
+@pytest.mark.parametrize("partitioned", [False, True], ids=["", "partitioned"])
+@pytest.mark.parametrize("to", ["nothing", "default", "using index t_id"])
+def test_a_table_without_a_key_that_says_no_old_rows_any_more_is_stopped(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any],
+    partitioned: bool, to: str,
+) -> None:  # fmt: skip
+    """At once, not with the next update."""
+    run = connection.execute
+    run("create table good(id int primary key)")
+    run("create table t(id int not null) partition by range (id)" if partitioned
+        else "create table t(id int not null)")  # fmt: skip
+    run("create unique index t_id on t(id)")
+    parts = ["t"]
+    if partitioned:
+        run("create table t1 partition of t for values from (0) to (100)")
+        parts.append("t1")
+    for one in parts:
+        run(f"alter table {one} replica identity full")
+    run("insert into t values (1)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=0.3)
+    shop.run("caught up")
+    with following(shop, connection):
+        index = "t1_id_idx" if partitioned else "t_id"
+        run(f"alter table {parts[-1]} replica identity {to.replace('t_id', index)}")
+        wait(lambda: statuses(shop)["public.t"] == "stopped")
+        assert "no REPLICA IDENTITY FULL any more (HR-CAPTURE-012)" in reason(shop, "public.t")
+        run("insert into t values (2); insert into good values (1)")
+        wait(lambda: rows(log, "public.good") == [(1,)])
+        assert statuses(shop) == {"public.t": "stopped", "public.good": "live"}
+        run(f"alter table {parts[-1]} replica identity full")
+        asks(log, database, t=1)
+        wait(lambda: net(log, "shop.public.t") == {(1,): 1, (2,): 1})
+
+
+WRAPPER = "create foreign data wrapper w; create server s foreign data wrapper w"
+ATTACHED = {
+    "foreign": (False, "create foreign table t2 (id int not null) server s"),
+    "unlogged": (False, "create unlogged table t2 (id int not null)"),
+    "unlogged, keyed": (True, "create unlogged table t2 (id int primary key)"),
+}
+
+
+@pytest.mark.parametrize(("key", "made"), ATTACHED.values(), ids=ATTACHED)
+def test_a_table_that_gets_a_partition_whose_changes_are_in_no_stream_is_stopped(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any], key: bool, made: str
+) -> None:
+    run = connection.execute
+    run(WRAPPER)
+    run("create table good(id int primary key)")
+    run("create table t(id int not null) partition by range (id)")
+    run("create table t1 partition of t for values from (0) to (100)")
+    for one in ("t", "t1"):
+        if not key:
+            run(f"alter table {one} replica identity full")
+    if key:
+        run("alter table t add primary key (id)")
+    run("insert into t values (1)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=0.3)
+    shop.run("caught up")
+    with following(shop, connection):
+        run(made.encode())
+        run("alter table t attach partition t2 for values from (100) to (200)")
+        wait(lambda: statuses(shop)["public.t"] == "stopped")
+        assert "partition that is unlogged or foreign" in reason(shop, "public.t")
+        assert "HR-CAPTURE-012" in reason(shop, "public.t")
+        run("insert into good values (1)")
+        wait(lambda: rows(log, "public.good") == [(1,)])
+        run("alter table t detach partition t2; insert into t values (2)")
+        asks(log, database, t=1)
+        wait(lambda: net(log, "shop.public.t") == {(1,): 1, (2,): 1})
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "by parts"])
+@pytest.mark.parametrize(
+    ("change", "back"),
+    [
+        ("update t set a = 9 where id = 1", True),
+        ("delete from t where id = 1", True),
+        ("update t set id = 9 where id = 1", False),  # it says no old columns at all
+    ],
+    ids=["value", "delete", "key"],
+)
+def test_a_partition_that_names_its_rows_by_other_columns_stops_its_table_only(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any],
+    change: str, back: bool, large: bool,
+) -> None:  # fmt: skip
+    """Whatever comes before the look, which would have seen it."""
+    run = connection.execute
+    run("create table good(id int primary key)")
+    run("create table t(id int primary key, a int not null) partition by range (id)")
+    run("create table t1 partition of t for values from (0) to (100)")
+    run("create unique index t1_a on t1(a); insert into t values (1, 1), (2, 2)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=3600, part_bytes=1 if large else 1 << 20)
+    shop.run("caught up")
+    with following(shop, connection) as thread:
+        run("alter table t1 replica identity using index t1_a")
+        run(change.encode())
+        if back:
+            run("alter table t1 replica identity default")
+        run("insert into good values (1)")
+        wait(lambda: not thread.is_alive() or rows(log, "public.good") == [(1,)])
+        assert thread.is_alive()
+        assert statuses(shop) == {"public.t": "stopped", "public.good": "live"}
+        assert "HR-CAPTURE-012" in reason(shop, "public.t")
+        run("alter table t1 replica identity default")
+        asks(log, database, t=1)
+        wait(lambda: statuses(shop)["public.t"] == "live")
+    assert rows(log, "public.t") == run("select * from t order by id").fetchall()
+
+
+def test_what_is_wrong_with_the_publication_is_no_matter_of_the_table_that_shows_it(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    """Another table of the name comes by the stream, before the look."""
+    run = connection.execute
+    run("create publication headrace_shop for all tables with (publish_via_partition_root)")
+    run("create table t(id int primary key); create table good(id int primary key)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=3600)
+    shop.run("caught up")
+    raised: list[Exception] = []
+
+    def go() -> None:
+        try:
+            shop.run()
+        except errors.HeadraceError as one:
+            raised.append(one)
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    try:
+        run("insert into t values (1)")
+        wait(lambda: rows(log, "public.t") == [(1,)])
+        run("drop table t; create table t(id int primary key)")
+        run("alter publication headrace_shop set (publish = 'insert')")
+        run("insert into t values (2)")
+        wait(lambda: bool(raised) or statuses(shop)["public.t"] != "live")
+        thread.join(5)
+    finally:
+        shop.stop()
+        thread.join()
+    assert isinstance(raised[0], errors.TableLeftPublication)
+    assert statuses(shop) == {"public.t": "live", "public.good": "live"}
+
+
+REG = ("class", "collation", "config", "dictionary", "namespace", "oper", "operator", "proc",
+       "procedure", "role", "type")  # fmt: skip
+
+
+def test_rows_are_not_known_by_what_can_be_renamed(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    """A regclass is printed as the name of a table: a row would be another one after a rename."""
+    run = connection.execute
+    run("create domain named as regclass; create table good(id int primary key, a regclass)")
+    run("create table full_row(id int, a regclass[]); alter table full_row replica identity full")
+    run("create table later(id text primary key)")
+    for one in (*(f"reg{one}" for one in REG), "named"):
+        run(f"create table k_{one}(id {one} primary key, a int)")
+        run(f"insert into k_{one} select oid::{one}, 1 from pg_class limit 3")
+    with reached(database.dsn()) as connected:
+        want = Wanted("headrace_shop", "headrace_shop", ("*",))
+        warned = [one for one in findings(connected, want) if "another key" in one.why]
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    run("alter table later alter id type regclass using id::regclass")
+    run("insert into later values ('later')")
+    shop.run("caught up")
+    found = statuses(shop)
+    assert found.pop("public.good") == "live"
+    assert set(found.values()) == {"stopped"}
+    assert len(found) == len(REG) + 3
+    assert {f"table {one}" for one in found} == {one.where for one in warned} | {
+        "table public.later"
+    }
+    for table in found:
+        assert "are not carried in a key" in reason(shop, table)
+        assert "HR-CAPTURE-020" in reason(shop, table)
