@@ -131,9 +131,12 @@ def _part(part: str, seed: int, chosen: argparse.Namespace, tally: Tally) -> Non
 def _summary(tally: Tally) -> str:
     parts = ", ".join(f"{count} {name}" for name, count in tally.cases.items())
     events = ", ".join(f"{count} {name}" for name, count in sorted(tally.events.items()))
+    audited = (
+        f" {tally.entries} entries, {tally.transactions} transactions ({tally.summed} summed),"
+        f" {tally.rows} rows"
+    )
     return (
-        f"cases: {parts} ({events or 'no events'}); {tally.entries} entries,"
-        f" {tally.transactions} transactions ({tally.summed} summed), {tally.rows} rows:"
+        f"cases: {parts} ({events or 'no events'});{audited if tally.entries else ''}"
         f" {len(tally.wrong)} wrong"
     )
 
