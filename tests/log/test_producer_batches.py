@@ -8,6 +8,7 @@ sent; a batch that waits while its topic changes. Not caught: how quick it is (`
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -189,6 +190,33 @@ def test_memory_is_bounded_in_bytes(log: EmbeddedLog) -> None:
     gate.open.set()
     producer.close()
     assert values(log.read("t")) == [TEXT * 1000] * 9
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_memory_is_bounded_where_batches_are_tiny_and_wide(log: EmbeddedLog, nested: bool) -> None:
+    """Fifty arrays of one value take fifty times a thousand bytes, not fifty times eight. R-D3"""
+    columns = {f"c{number}": pa.array([number]) for number in range(50)}
+    arrow = pa.schema([(name, pa.int64()) for name in columns])
+    schema = pa.schema([("s", pa.struct(arrow))]) if nested else arrow
+    log.create_topic("t", schema)
+    gate = Gate(log)
+    producer = Producer(gate, "t", bytes_max=16 << 20, timeout_seconds=0.01)
+    before, sent = resident(), 0
+    with pytest.raises(errors.ProducerFull):
+        while True:
+            one = pa.record_batch({name: pa.array([sent]) for name in columns})
+            one = pa.record_batch({"s": one.to_struct_array()}) if nested else one
+            producer.send(one)
+            sent += 1
+    assert resident() - before < 100 << 20  # of 16, and what Arrow reserves
+    gate.open.set()
+    producer.close()
+    assert producer.sent_total == sent > 100
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 @pytest.mark.parametrize("rows", [100, 100_000])
