@@ -288,6 +288,28 @@ def test_headers_of_a_batch(t: EmbeddedLog) -> None:
     assert values(t.read("t")) == list(range(7))
 
 
+def test_headers_that_can_be_read_once(t: EmbeddedLog) -> None:
+    """As `append` takes them; that `send` looks at them takes nothing away. R-A1"""
+    with t.producer("t") as producer:
+        producer.send(batch(0, 1), headers=({"n": str(a)} for a in range(2)))  # type: ignore[arg-type]
+    found = [pairs for one in t.read("t") for pairs in one.headers.to_pylist()]
+    assert found == [[("n", b"0")], [("n", b"1")]]
+
+
+def test_headers_of_a_row_never_become_those_of_another(t: EmbeddedLog) -> None:
+    """A row has one mapping: two for the one and none for the other are not one for each. R-D3"""
+    gate = Gate(t)
+    producer = Producer(gate, "t")
+    producer.send({"a": 0})
+    assert gate.reached.wait(10)
+    producer.send({"a": 1}, headers=[{"n": "1"}, {"n": "1"}])
+    producer.send({"a": 2}, headers=[])
+    gate.open.set()
+    with pytest.raises(errors.BadRows, match="headers do not fit"):
+        producer.close()
+    assert producer.unsent == [{"a": 1}, {"a": 2}]
+
+
 @pytest.mark.parametrize(("kind", "good"), [("bytes", b"1"), ("text", "1"), ("json", "1")])
 def test_opaque_topics(log: EmbeddedLog, kind: str, good: bytes | str) -> None:
     """Columns `key` and `value`, beside single values and pairs; JSON is looked at by `send`."""

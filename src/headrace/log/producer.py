@@ -24,7 +24,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from itertools import chain, groupby
 from operator import itemgetter
@@ -148,6 +148,8 @@ class Producer:
                 self._change.notify_all()
 
     def _taken_in(self, rows: Any, headers: Any) -> _Waiting:
+        if isinstance(headers, Iterator):  # they are read twice
+            headers = list(headers)
         batch = self._appender.taken_in(self._topic, rows, headers)
         size = batch.get_total_buffer_size()
         if not isinstance(rows, _ARROW) or (  # pandas writes to its memory
@@ -312,7 +314,7 @@ class Producer:
         joined = self._joined(given, are_batches) if any(are_batches) else list(given)
         if headers.count(None) == len(headers):
             return self._appender.append(self._topic, joined)
-        of_rows = list(chain.from_iterable(map(_of_rows, headers, rows)))
+        of_rows = list(chain.from_iterable(map(_of_rows, headers, rows, are_batches)))
         return self._appender.append(self._topic, joined, headers=of_rows)
 
     def _joined(self, given: Sequence[Any], are_batches: Sequence[bool]) -> pa.RecordBatch:
@@ -332,12 +334,10 @@ class Producer:
             return pa.concat_batches([take_in(batch) for batch in batches])
 
 
-def _of_rows(
-    headers: Headers | Sequence[Headers | None] | None, rows: int
-) -> Sequence[Headers | None]:
-    if headers is None or isinstance(headers, Mapping):
-        return [headers] * rows
-    return headers
+def _of_rows(headers: Any, rows: int, is_batch: bool) -> Sequence[Headers | None]:
+    if is_batch and isinstance(headers, list):
+        return headers
+    return [headers] * rows
 
 
 _open: set[Producer] = set()
