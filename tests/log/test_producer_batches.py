@@ -421,3 +421,14 @@ def test_batches_that_never_have_room_together_go_in_parts(t: EmbeddedLog) -> No
             producer.send(batch(*range(first, first + 6)))
         gate.open.set()
     assert values(t.read("t")) == list(range(60))
+
+
+def test_a_batch_that_never_has_room_is_refused_at_once(t: EmbeddedLog) -> None:
+    """By `send`, as any wrong batch: those who share the producer go on. R-A3"""
+    t.set_topic("t", flow="backpressure", flow_rows=10)
+    with t.producer("t") as producer:
+        producer.send(batch(0))
+        with pytest.raises(errors.BatchTooLarge, match="11 rows"):
+            producer.send(batch(*range(11)))
+        producer.send(batch(1))
+    assert values(t.read("t")) == [0, 1]
