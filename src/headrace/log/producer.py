@@ -81,14 +81,16 @@ class Producer:
         *,
         rows_max: int = 50_000,
         bytes_max: int = 64 << 20,
-        batch_rows_max: int = 10_000,
+        batch_rows_max: int | None = None,
         timeout_seconds: float = 30.0,
     ) -> None:
         """At most `rows_max` rows of about `bytes_max` bytes wait or are on their way.
 
-        An entry holds up to `batch_rows_max` of them. A batch above that is an entry of its own; a
-        row or batch above `rows_max` or `bytes_max` goes alone.
+        An entry holds up to `batch_rows_max` of them, 10,000 unless told. A batch above that is an
+        entry of its own; a row or batch above `rows_max` or `bytes_max` goes alone.
         """
+        if batch_rows_max is None:
+            batch_rows_max = min(10_000, rows_max)
         if not 0 < batch_rows_max <= rows_max:
             raise errors.BadSetting(
                 "batch_rows_max must be above 0 and not above rows_max", place="batch_rows_max"
@@ -188,8 +190,9 @@ class Producer:
         """Return when every row handed over is stored; the last receipt."""
         self._refuse_if_forked()
         with self._change:
+            self._change.notify_all()  # an interrupt (^C) may have kept `send` from it
             done = self._change.wait_for(
-                lambda: self._problem is not None or not self._rows, timeout
+                lambda: self._problem is not None or not (self._waiting or self._sending), timeout
             )
             self._raise_problem()
             if not done:
@@ -247,8 +250,7 @@ class Producer:
 
     def _has_room(self, one: _Waiting) -> bool:
         return not self._rows or (
-            self._rows + one.rows <= self._rows_max
-            and self._bytes + one.memory <= self._bytes_max
+            self._rows + one.rows <= self._rows_max and self._bytes + one.memory <= self._bytes_max
         )
 
     def _raise_problem(self) -> None:
