@@ -145,9 +145,7 @@ def do_producer(state: State, topic: str, outstanding: int) -> None:
     assert state.log is not None
     assert state.batch is not None
     rows_max = outstanding * state.batch.num_rows
-    size = min(10_000, rows_max)
-    producer = state.log.producer(topic, rows_max=rows_max, batch_rows_max=size)
-    state.more["producer"] = producer
+    state.more["producer"] = state.log.producer(topic, rows_max=rows_max)
 
 
 def do_produce(state: State, start: float, seconds: float, most: int) -> Finish:

@@ -142,6 +142,55 @@ def test_a_full_producer_goes_on_when_there_is_room() -> None:
     producer.close()
 
 
+def test_an_interrupt_before_the_thread_is_woken() -> None:
+    """The row was handed over: `flush` sees to it that it is stored. R-D3"""
+    slow = Slow()
+    slow.gate.set()
+    producer = Producer(slow, "t")
+    while not producer._idle:
+        time.sleep(0.001)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(producer._change, "notify_all", interrupted)
+        producer.send({"a": 0})
+    producer.flush(10)
+    assert slow.entries == [[{"a": 0}]]
+    producer.close()
+
+
+def test_an_interrupt_before_the_row_is_counted() -> None:
+    """A row that waits is never taken for stored. R-D3"""
+
+    class Interrupted(list[Any]):
+        def append(self, one: Any) -> None:
+            super().append(one)
+            interrupted()
+
+    slow = Slow()
+    producer = Producer(slow, "t")
+    producer._waiting = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        producer.send({"a": 0})
+    with pytest.raises(errors.WaitTimeout):
+        producer.flush(0.01)
+    slow.gate.set()
+    producer.flush(10)
+    assert slow.entries == [[{"a": 0}]]
+    producer.close()
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def test_few_rows_may_wait_whatever_an_entry_would_hold(log: EmbeddedLog) -> None:
+    """`rows_max` alone is enough: an entry then holds no more than that."""
+    log.create_topic("t", "a bigint")
+    with log.producer("t", rows_max=10) as producer:
+        for a in range(50):
+            producer.send({"a": a})
+    assert values(log.read("t")) == list(range(50))
+
+
 def test_a_send_that_waits_for_room_is_told_that_the_producer_is_closed() -> None:
     """Its row would be stored by nobody: the thread stores what it has, and ends. R-D3"""
     slow = Slow()

@@ -8,6 +8,7 @@ sent; a batch that waits while its topic changes. Not caught: how quick it is (`
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -191,6 +192,33 @@ def test_memory_is_bounded_in_bytes(log: EmbeddedLog) -> None:
     assert values(log.read("t")) == [TEXT * 1000] * 9
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_memory_is_bounded_where_batches_are_tiny_and_wide(log: EmbeddedLog, nested: bool) -> None:
+    """Fifty arrays of one value take fifty times a thousand bytes, not fifty times eight. R-D3"""
+    columns = {f"c{number}": pa.array([number]) for number in range(50)}
+    arrow = pa.schema([(name, pa.int64()) for name in columns])
+    schema = pa.schema([("s", pa.struct(arrow))]) if nested else arrow
+    log.create_topic("t", schema)
+    gate = Gate(log)
+    producer = Producer(gate, "t", bytes_max=16 << 20, timeout_seconds=0.01)
+    before, sent = resident(), 0
+    with pytest.raises(errors.ProducerFull):
+        while True:
+            one = pa.record_batch({name: pa.array([sent]) for name in columns})
+            one = pa.record_batch({"s": one.to_struct_array()}) if nested else one
+            producer.send(one)
+            sent += 1
+    assert resident() - before < 100 << 20  # of 16, and what Arrow reserves
+    gate.open.set()
+    producer.close()
+    assert producer.sent_total == sent > 100
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
 @pytest.mark.parametrize("rows", [100, 100_000])
 def test_a_slice_neither_keeps_nor_writes_its_parent(log: EmbeddedLog, rows: int) -> None:
     """Of a large batch only the rows that were sent stay in memory, and reach the disk. R-D3"""
@@ -258,6 +286,28 @@ def test_headers_of_a_batch(t: EmbeddedLog) -> None:
     one, three, five = [("n", b"1")], [("n", b"3")], [("n", b"5")]
     assert found == [None, one, one, three, None, five, None]
     assert values(t.read("t")) == list(range(7))
+
+
+def test_headers_that_can_be_read_once(t: EmbeddedLog) -> None:
+    """As `append` takes them; that `send` looks at them takes nothing away. R-A1"""
+    with t.producer("t") as producer:
+        producer.send(batch(0, 1), headers=({"n": str(a)} for a in range(2)))  # type: ignore[arg-type]
+    found = [pairs for one in t.read("t") for pairs in one.headers.to_pylist()]
+    assert found == [[("n", b"0")], [("n", b"1")]]
+
+
+def test_headers_of_a_row_never_become_those_of_another(t: EmbeddedLog) -> None:
+    """A row has one mapping: two for the one and none for the other are not one for each. R-D3"""
+    gate = Gate(t)
+    producer = Producer(gate, "t")
+    producer.send({"a": 0})
+    assert gate.reached.wait(10)
+    producer.send({"a": 1}, headers=[{"n": "1"}, {"n": "1"}])
+    producer.send({"a": 2}, headers=[])
+    gate.open.set()
+    with pytest.raises(errors.BadRows, match="headers do not fit"):
+        producer.close()
+    assert producer.unsent == [{"a": 1}, {"a": 2}]
 
 
 @pytest.mark.parametrize(("kind", "good"), [("bytes", b"1"), ("text", "1"), ("json", "1")])
@@ -371,3 +421,14 @@ def test_batches_that_never_have_room_together_go_in_parts(t: EmbeddedLog) -> No
             producer.send(batch(*range(first, first + 6)))
         gate.open.set()
     assert values(t.read("t")) == list(range(60))
+
+
+def test_a_batch_that_never_has_room_is_refused_at_once(t: EmbeddedLog) -> None:
+    """By `send`, as any wrong batch: those who share the producer go on. R-A3"""
+    t.set_topic("t", flow="backpressure", flow_rows=10)
+    with t.producer("t") as producer:
+        producer.send(batch(0))
+        with pytest.raises(errors.BatchTooLarge, match="11 rows"):
+            producer.send(batch(*range(11)))
+        producer.send(batch(1))
+    assert values(t.read("t")) == [0, 1]

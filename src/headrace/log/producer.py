@@ -24,7 +24,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from itertools import chain, groupby
 from operator import itemgetter
@@ -42,6 +42,8 @@ ENTRY_BYTES_MAX = 2 << 20
 """Of what is joined: well below what a log keeps in its journal. One row, or batch, may be more."""
 PARENT_BYTES_MAX = 64 << 10
 """A batch whose memory is above this, and for the most part not its own rows, is copied out."""
+ARRAY_BYTES = 1_000
+"""What each array of a batch takes beside its values, and the batch itself twice that: measured."""
 
 
 _ARROW = (pa.RecordBatch, pa.Table)
@@ -62,6 +64,9 @@ class _Waiting(NamedTuple):
     headers: Any
     rows: int
     bytes: int
+    """Of its values, about: what an entry of it takes."""
+    memory: int
+    """While it waits."""
     batch: bool
     """Whether a record batch was given, and not a row."""
 
@@ -76,14 +81,16 @@ class Producer:
         *,
         rows_max: int = 50_000,
         bytes_max: int = 64 << 20,
-        batch_rows_max: int = 10_000,
+        batch_rows_max: int | None = None,
         timeout_seconds: float = 30.0,
     ) -> None:
         """At most `rows_max` rows of about `bytes_max` bytes wait or are on their way.
 
-        An entry holds up to `batch_rows_max` of them. A batch above that is an entry of its own; a
-        row or batch above `rows_max` or `bytes_max` goes alone.
+        An entry holds up to `batch_rows_max` of them, 10,000 unless told. A batch above that is an
+        entry of its own; a row or batch above `rows_max` or `bytes_max` goes alone.
         """
+        if batch_rows_max is None:
+            batch_rows_max = min(10_000, rows_max)
         if not 0 < batch_rows_max <= rows_max:
             raise errors.BadSetting(
                 "batch_rows_max must be above 0 and not above rows_max", place="batch_rows_max"
@@ -98,6 +105,7 @@ class Producer:
         self._waiting: list[_Waiting] = []
         self._sending: list[_Waiting] = []
         self._rows = self._bytes = 0  # of both
+        self._counted = pa.schema([]), 0
         self._idle = False
         self._closed = False
         self._problem: BaseException | None = None
@@ -127,7 +135,7 @@ class Producer:
         self._refuse_if_forked()
         if type(rows) is dict or not is_columnar(rows):  # theirs may change
             size = _size(rows) if headers is None else _size(rows) + _size(headers)
-            one = _Waiting(copy(rows), copy(headers), 1, size, False)
+            one = _Waiting(copy(rows), copy(headers), 1, size, size, False)
         else:
             one = self._taken_in(rows, headers)
             if not one.rows:
@@ -137,11 +145,13 @@ class Producer:
                 self._wait_for_room(one)
             self._waiting.append(one)
             self._rows += one.rows
-            self._bytes += one.bytes
+            self._bytes += one.memory
             if self._idle:
                 self._change.notify_all()
 
     def _taken_in(self, rows: Any, headers: Any) -> _Waiting:
+        if isinstance(headers, Iterator):  # they are read twice
+            headers = list(headers)
         batch = self._appender.taken_in(self._topic, rows, headers)
         size = batch.get_total_buffer_size()
         if not isinstance(rows, _ARROW) or (  # pandas writes to its memory
@@ -153,7 +163,14 @@ class Producer:
             single = isinstance(headers, Mapping)
             headers = copy(headers) if single else [copy(one) for one in headers]
             size += _size(headers)
-        return _Waiting(batch, headers, batch.num_rows, 500 + size, True)
+        memory = size + self._beside_values(batch.schema)
+        return _Waiting(batch, headers, batch.num_rows, size, memory, True)
+
+    def _beside_values(self, schema: pa.Schema) -> int:
+        """Much more than the values, where a batch has one row and many columns."""
+        if not schema.equals(self._counted[0]):
+            self._counted = schema, ARRAY_BYTES * (2 + sum(map(_arrays, schema.types)))
+        return self._counted[1]
 
     def _wait_for_room(self, one: _Waiting) -> None:
         done = self._change.wait_for(
@@ -173,8 +190,9 @@ class Producer:
         """Return when every row handed over is stored; the last receipt."""
         self._refuse_if_forked()
         with self._change:
+            self._change.notify_all()  # an interrupt (^C) may have kept `send` from it
             done = self._change.wait_for(
-                lambda: self._problem is not None or not self._rows, timeout
+                lambda: self._problem is not None or not (self._waiting or self._sending), timeout
             )
             self._raise_problem()
             if not done:
@@ -232,7 +250,7 @@ class Producer:
 
     def _has_room(self, one: _Waiting) -> bool:
         return not self._rows or (
-            self._rows + one.rows <= self._rows_max and self._bytes + one.bytes <= self._bytes_max
+            self._rows + one.rows <= self._rows_max and self._bytes + one.memory <= self._bytes_max
         )
 
     def _raise_problem(self) -> None:
@@ -260,12 +278,12 @@ class Producer:
                     self._change.notify_all()
                 return
             with self._change:
-                _, _, rows, sizes, _ = zip(*self._sending, strict=True)
+                _, _, rows, _, memory, _ = zip(*self._sending, strict=True)
                 self.receipt = receipt
                 self.sent_total += sum(rows) - receipt.dropped
                 self.dropped_total += receipt.dropped
                 self._rows -= sum(rows)
-                self._bytes -= sum(sizes)
+                self._bytes -= sum(memory)
                 self._sending = []
                 self._change.notify_all()
 
@@ -294,11 +312,11 @@ class Producer:
         self._sending = []
 
     def _append(self, sending: list[_Waiting]) -> Receipt:
-        given, headers, rows, _, are_batches = zip(*sending, strict=True)
+        given, headers, rows, _, _, are_batches = zip(*sending, strict=True)
         joined = self._joined(given, are_batches) if any(are_batches) else list(given)
         if headers.count(None) == len(headers):
             return self._appender.append(self._topic, joined)
-        of_rows = list(chain.from_iterable(map(_of_rows, headers, rows)))
+        of_rows = list(chain.from_iterable(map(_of_rows, headers, rows, are_batches)))
         return self._appender.append(self._topic, joined, headers=of_rows)
 
     def _joined(self, given: Sequence[Any], are_batches: Sequence[bool]) -> pa.RecordBatch:
@@ -318,12 +336,10 @@ class Producer:
             return pa.concat_batches([take_in(batch) for batch in batches])
 
 
-def _of_rows(
-    headers: Headers | Sequence[Headers | None] | None, rows: int
-) -> Sequence[Headers | None]:
-    if headers is None or isinstance(headers, Mapping):
-        return [headers] * rows
-    return headers
+def _of_rows(headers: Any, rows: int, is_batch: bool) -> Sequence[Headers | None]:
+    if is_batch and isinstance(headers, list):
+        return headers
+    return [headers] * rows
 
 
 _open: set[Producer] = set()
@@ -341,6 +357,11 @@ def _close_forgotten() -> None:
         except Exception:  # noqa: BLE001 (nobody is left to raise it to)
             sys.stderr.write(f"{producer._rows} rows of a producer were not stored:\n")
             traceback.print_exc()
+
+
+def _arrays(arrow: pa.DataType) -> int:
+    """How many arrays a column of this type is made of."""
+    return 1 + sum(_arrays(arrow.field(index).type) for index in range(arrow.num_fields))
 
 
 def _size(value: object) -> int:

@@ -376,6 +376,8 @@ class EmbeddedLog:
         batch = packer.batch(rows)
         if headers is not None:
             packer.headers(headers, batch.num_rows)
+        if packer.topic.limited:
+            flow.refuse_too_many(packer.topic, batch.num_rows)
         return batch
 
     def _make_durable(self, journal: Journal, taken: Taken, durability: str) -> None:

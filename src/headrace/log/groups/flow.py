@@ -174,19 +174,25 @@ def _full(log: EmbeddedLog, parts: Sequence[Part]) -> Full | None:
         rows[part.topic] = rows.get(part.topic, 0) + _rows(log, part)
     for name, count in rows.items():
         topic = log.topic(name)
+        refuse_too_many(topic, count)
         for limit, group in _limits(topic):
-            if count > limit.rows:
-                who = "the topic" if group is None else f"group '{group}'"
-                raise errors.BatchTooLarge(
-                    f"{count} rows in one entry, and {who} has room for {limit.rows}",
-                    place=f"topic '{name}'",
-                    why=f"the flow of {who} is 'backpressure', and so many never have room",
-                    fix=f"append fewer rows at once, or give {who} larger flow_rows",
-                )
             found = slowest(log, topic, None if group is None else [group])
             if found is not None and found[1] + count > limit.rows:
                 return Full(topic, limit, *found, own=group is not None)
     return None
+
+
+def refuse_too_many(topic: Topic, rows: int) -> None:
+    """Raise if so many rows in one entry never have room, however far the groups come."""
+    for limit, group in _limits(topic):
+        if rows > limit.rows:
+            who = "the topic" if group is None else f"group '{group}'"
+            raise errors.BatchTooLarge(
+                f"{rows} rows in one entry, and {who} has room for {limit.rows}",
+                place=f"topic '{topic.name}'",
+                why=f"the flow of {who} is 'backpressure', and so many never have room",
+                fix=f"append fewer rows at once, or give {who} larger flow_rows",
+            )
 
 
 def _limits(topic: Topic) -> Iterator[tuple[Pressure, str | None]]:
