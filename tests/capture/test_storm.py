@@ -133,13 +133,40 @@ def test_a_partition_that_says_less_of_old_rows_than_its_root(
     assert added_up(log, "p") == topic(log, "p")
 
 
-def test_whole_old_rows_that_are_rewritten(database: Database, log: EmbeddedLog, run: Any) -> None:
-    """The stream takes them away as they are now: the topic has them so before."""
-    run(KEYED.format("t"), "alter table t replica identity full")
-    run("insert into t values (1, 1), (2, 2)")
+ALTER = "alter table t alter column a type int using a + 10"
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        (ALTER, "update t set a = 5"),
+        ("begin", ALTER, "update t set a = 5", "commit"),
+        ("begin", "savepoint s", ALTER, "release s", "update t set a = 5", "commit"),
+        (ALTER, "update t set a = 5", "truncate t", "insert into t values (1, 5)"),
+    ],
+    ids=["before", "in the same transaction", "in a savepoint", "and emptied later"],
+)
+def test_whole_old_rows_that_are_rewritten(
+    database: Database, log: EmbeddedLog, run: Any, statements: tuple[str, ...]
+) -> None:
+    """The stream takes them away as they are now: they go as the topic has them."""
+    run(KEYED.format("t"), "alter table t replica identity full", "insert into t values (1, 1)")
     caught_up(log, database)
-    run("alter table t alter column a type int using a + 10")
-    run("update t set a = 5 where id = 1", "delete from t where id = 2")
+    run(*statements)
+    caught_up(log, database)
+    assert topic(log, "t") == added_up(log, "t") == {(1, 5): 1}
+
+
+def test_whole_old_rows_that_a_transaction_takes_away_which_began_before(
+    database: Database, log: EmbeddedLog, run: Any
+) -> None:
+    run(KEYED.format("t"), KEYED.format("u"), "alter table t replica identity full")
+    run("insert into t values (1, 1)")
+    caught_up(log, database)
+    with database.connect(autocommit=False) as older:
+        older.execute("insert into u values (1, 1)")
+        run(ALTER)
+        older.execute("update t set a = 5")
     caught_up(log, database)
     assert topic(log, "t") == added_up(log, "t") == {(1, 5): 1}
 
