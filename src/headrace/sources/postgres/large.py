@@ -266,7 +266,7 @@ class Large:
             op = pa.array(["t"] * rows.num_rows, pa.string())
             self._put(name, captured, rows, np.full(rows.num_rows, weight), op)
         captured.overtaken(self._one.xid)
-        captured.state.storage = emptied(captured.state.storage, self._one.xid)
+        captured.state.storage = emptied(captured.state.storage)
 
     def _put(
         self, name: Name, captured: Captured, rows: pa.RecordBatch, weight: Numbers, op: pa.Array
