@@ -229,6 +229,18 @@ def test_a_partition_that_was_away_meanwhile(
     assert topic(log, "p") == {(2, 2): 1, (3, 3): 1}
 
 
+def test_a_table_that_was_unlogged_meanwhile(
+    database: Database, log: EmbeddedLog, run: Any
+) -> None:
+    """The server allows it where a publication has all tables; the stream says nothing then."""
+    run("create publication headrace_shop for all tables with (publish_via_partition_root)")
+    run(KEYED.format("t"), "insert into t values (1, 1), (2, 2)")
+    caught_up(log, database)
+    run("alter table t set unlogged", "delete from t where id = 1", "alter table t set logged")
+    caught_up(log, database)
+    assert topic(log, "t") == {(2, 2): 1}
+
+
 def test_files_and_columns_are_seen_at_one_moment(database: Database, run: Any) -> None:
     """Else a rewriting between is taken for a truncate that is known."""
     run(KEYED.format("t"))

@@ -832,7 +832,8 @@ class Capture:
                 captured.read_again()
             if info is not None:
                 if state.storage != info.storage:
-                    captured.read_again(thorough=info.partitioned)
+                    named = catalog.is_named(control, self.state.publication, info.oid)
+                    captured.read_again(thorough=info.partitioned or not named)
                 if _labels(info, state.labels) != state.labels:
                     captured.read_again()
                 _note_files(state, info)

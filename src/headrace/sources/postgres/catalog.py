@@ -307,6 +307,15 @@ def publication(connection: Connection, name: str) -> Publication | None:
     )
 
 
+def is_named(connection: Connection, publication: str, oid: int) -> bool:
+    """Whether a table has an entry of its own: else the server lets it be unlogged for a while."""
+    query = """
+        select from pg_publication p join pg_publication_rel on prpubid = p.oid
+        where pubname = %s and prrelid = %s
+        """
+    return connection.execute(query, [publication, oid]).rowcount > 0
+
+
 def note(connection: Connection, publication: str) -> Note | None:
     """Read the note; None if there is none, or a comment that is not ours."""
     query = """
