@@ -293,3 +293,17 @@ def test_rows_are_not_known_by_what_can_be_renamed(
     for table in found:
         assert "are not carried in a key" in reason(shop, table)
         assert "HR-CAPTURE-020" in reason(shop, table)
+
+
+def test_a_publication_that_has_partitions_instead_of_their_table_is_refused(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    connection.execute("create publication headrace_shop")
+    connection.execute("create table p(id int primary key) partition by range (id)")
+    connection.execute("create table p1 partition of p default")
+    connection.execute("insert into p values (1)")
+    with pytest.raises(errors.TableLeftPublication, match="publish_via_partition_root"):
+        capture(log, database.dsn()).run("caught up")
+    connection.execute("alter publication headrace_shop set (publish_via_partition_root)")
+    capture(log, database.dsn()).run("caught up")
+    assert net(log, "shop.public.p") == {(1,): 1}

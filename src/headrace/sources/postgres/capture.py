@@ -26,6 +26,7 @@ import contextlib
 import hashlib
 import math
 import os
+import re
 import shutil
 import threading
 import time
@@ -52,7 +53,7 @@ from headrace.sources.postgres.large import PART_BYTES, Large
 from headrace.sources.postgres.protocol import Column, Message, Relation, Rows, Truncate
 from headrace.sources.postgres.redefine import redefine, refuse_reserved
 from headrace.sources.postgres.session import connected, in_session
-from headrace.sources.postgres.snapshot import CHUNK_ROWS, before
+from headrace.sources.postgres.snapshot import CHUNK_ROWS
 from headrace.sources.postgres.snapshots import READERS, Report, Snapshots
 from headrace.sources.postgres.spill import Spill
 from headrace.sources.postgres.state import (
@@ -551,7 +552,8 @@ class Capture:
         if not state.member and state.oid in (0, info.oid):  # else `resume` finds it another one
             state.member = member
         if not state.oid:
-            state.oid, state.storage, state.labels = info.oid, info.storage, _labels(info)
+            state.oid = info.oid
+            _note_files(state, info)
         captured = self._tables.get(name)
         if captured is None:
             if state.key:
@@ -655,28 +657,25 @@ class Capture:
                 if (
                     not known
                     or not self._fits(captured, relation)
-                    or (relation.identity == "f" and self._rewritten(captured, one.xid, control))
+                    or (not captured.state.key and self._rewritten(captured, control))
                 ):
                     yield captured, relation
             elif captured is None and self._others.get(id(relation)) is not relation:
                 self._others[id(relation)] = relation
                 self._mark_renamed(relation)
 
-    def _rewritten(self, captured: Captured, xid: int, control: psycopg.Connection) -> bool:
-        """Whether the rows of a live table were rewritten before a transaction.
+    def _rewritten(self, captured: Captured, control: psycopg.Connection) -> bool:
+        """Without a key: whether the rows of a live table were rewritten.
 
-        What that says of old rows is believed if they are whole, so the topic must have them so
-        first. The stream describes a table again whenever something was done to it. (A transaction
-        that began before the one that has rewritten them is not recognised.)
+        What the stream says of old rows is believed, so the topic must have them so first. It
+        describes a table again whenever something was done to it. (A truncate that is still to come
+        is no reason to read it: what happened before would be lost.)
         """
         info = catalog.table(control, (captured.info.schema, captured.info.name))
         if info is None or captured.snapshotting:
             return False
         self._settle_storage(captured, info)
-        known = captured.state.storage.split()
-        files = zip(info.storage.split(), info.written.split(), strict=False)
-        writers = [written for file, written in files if file not in known]
-        return any(before(int(written.partition("~")[2]), xid) for written in writers)
+        return captured.state.storage != info.storage and captured.state.altered != info.altered
 
     def _mark_renamed(self, relation: Relation) -> None:
         """The stream calls a table so: if we know it by another name, it may be back again soon."""
@@ -753,7 +752,7 @@ class Capture:
                 captured.differs_at = None
             elif self._is_so(captured, info):
                 captured.differs_at, captured.info = None, info
-                captured.state.labels = _labels(info)
+                _note_files(captured.state, info)
             elif captured.differs_at is None:
                 captured.differs_at = place
                 catalog.heartbeat(control)
@@ -833,10 +832,11 @@ class Capture:
                 captured.read_again()
             if info is not None:
                 if state.storage != info.storage:
-                    captured.read_again(thorough=info.partitioned)
+                    named = catalog.is_named(control, self.state.publication, info.oid)
+                    captured.read_again(thorough=info.partitioned or not named)
                 if _labels(info, state.labels) != state.labels:
                     captured.read_again()
-                state.storage, state.labels = info.storage, _labels(info)
+                _note_files(state, info)
                 if self._is_so(captured, info):  # the topic is ahead of the stream:
                     if captured.reads_by_other_names(relation):
                         captured.read_again(thorough=False)
@@ -855,9 +855,10 @@ class Capture:
             captured.read_again()
 
     def _settle_storage(self, captured: Captured, info: catalog.TableInfo) -> None:
-        """A table that was emptied is in new files: they are known now, if they are still those."""
-        if captured.state.storage in ("", info.written):
-            captured.state.storage = info.storage
+        """A table that was emptied is in new files: they are known now, if it is not altered."""
+        state, new = captured.state, catalog.emptied(info.storage)
+        if not state.storage or (state.storage, state.altered) == (new, info.altered):
+            state.storage = info.storage
 
     def _take_in_empty(
         self, captured: Captured, info: catalog.TableInfo, control: psycopg.Connection
@@ -867,7 +868,7 @@ class Capture:
         known = state.storage.split()
         came = [one for one in info.storage.split() if one not in known]
         if info.partitioned and state.storage and "~" not in state.storage and came:
-            oids = {one: int(one.partition(":")[0]) for one in (*known, *came)}
+            oids = {one: int(re.split("[/:]", one)[0]) for one in (*known, *came)}
             if not catalog.have_rows(control, [oids[one] for one in came]):
                 state.storage = " ".join(sorted(oids, key=oids.__getitem__))
                 state.grown = catalog.lsn(control)
@@ -885,11 +886,11 @@ class Capture:
             if info is not None:  # or it is gone by now, and nobody can tell
                 if not _same_key(captured, _as_relation(info)):
                     raise captured.named_otherwise() from None
-                right = ("", info.storage, info.written)[info.partitioned :]
-                moved = state.storage not in right or self._lsn < state.grown
+                self._settle_storage(captured, info)
+                moved = state.storage != info.storage or self._lsn < state.grown
                 if not moved and _labels(info, state.labels) == state.labels:
                     raise
-                state.storage, state.labels = info.storage, _labels(info)
+                _note_files(state, info)
             captured.read_again()
             return captured.changes(runs, lookup)
 
@@ -1095,6 +1096,11 @@ def _refuse_key(info: catalog.TableInfo, state: TableState) -> None:
     for column in info.streamed:
         if column.name in state.key or not state.key:
             refuse_as_key(column.type, column.name)
+
+
+def _note_files(state: TableState, info: catalog.TableInfo) -> None:
+    """The topic has the rows that are in these files, with these labels."""
+    state.storage, state.altered, state.labels = info.storage, info.altered, _labels(info)
 
 
 def _labels(info: catalog.TableInfo, like: str | None = None) -> str:

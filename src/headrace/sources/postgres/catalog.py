@@ -145,10 +145,10 @@ class TableInfo:
     """Whether we may read all of it."""
     storage: str = ""
     """Its file, another one when all rows were written anew; of a partitioned table, those of its
-    partitions, as `oid:file`, with a space between."""
-    written: str = ""
-    """As `storage`, with the transaction that last gave it a file, or altered it: `~xid`, of
-    partitions `oid~xid`. A truncate leaves its own (`emptied`)."""
+    partitions, as `oid/xid:file`, with a space between: the transactions that have attached it."""
+    altered: str = ""
+    """A hash of the transactions that have last altered its columns, or those of its partitions. A
+    rewriting that changes values is another one; a truncate, or VACUUM FULL, is not."""
     labels: tuple[tuple[int, str], ...] = ()
     """Those of the enums of its columns, by their oid: a label can be renamed, silently."""
 
@@ -158,13 +158,9 @@ class TableInfo:
         return [column for column in self.columns if not column.generated]
 
 
-def emptied(storage: str, xid: int) -> str:
-    """What `TableInfo.written` is of a table that had this storage when a transaction emptied it.
-
-    Its new files are known to nobody who only sees the stream; but who wrote them is.
-    """
-    oids = [re.split("[:~]", one)[0] if ":" in one or "~" in one else "" for one in storage.split()]
-    return " ".join(f"{oid}~{xid}" for oid in oids) or storage
+def emptied(storage: str) -> str:
+    """The storage of a table without its files: they are new, and the stream does not say which."""
+    return re.sub(r"(^|:)\d+(?= |$)", "~", storage)
 
 
 def lsn_number(text: str) -> int:
@@ -309,6 +305,15 @@ def publication(connection: Connection, name: str) -> Publication | None:
         truncate=one.pubtruncate,
         filtered=frozenset((row.nspname, row.relname) for row in named if row.filtered),
     )
+
+
+def is_named(connection: Connection, publication: str, oid: int) -> bool:
+    """Whether a table has an entry of its own: else the server lets it be unlogged for a while."""
+    query = """
+        select from pg_publication p join pg_publication_rel on prpubid = p.oid
+        where pubname = %s and prrelid = %s
+        """
+    return connection.execute(query, [publication, oid]).rowcount > 0
 
 
 def note(connection: Connection, publication: str) -> Note | None:
@@ -461,7 +466,7 @@ def _table(row: Any, columns: tuple[ColumnInfo, ...], version: int) -> TableInfo
         rows=int(row.rows),
         bytes=int(row.bytes),
         storage=row.storage or "",
-        written=row.written or "",
+        altered=row.altered or "",
         selectable=row.selectable,
     )
 
@@ -518,26 +523,12 @@ def types(connection: Connection) -> dict[int, PgType]:
 # The poorest identity of the leaves: what a partition logs is its own, whatever the root says; one
 # that logs other columns than those by which the stream calls the root's rows has none.
 _TABLES = """
-with recursive tree(root, oid) as (
-  select oid, oid from pg_class where relkind = 'p' and not relispartition
-  union all select root, inhrelid from tree join pg_inherits on inhparent = tree.oid
-)
-select n.nspname as schema, c.relname as name, c.oid::bigint, c.relkind = 'p' as partitioned,
-  leaves.rows, leaves.bytes, leaves.unlogged,
-  case when leaves.poorest < 4 then substr('ndif', leaves.poorest, 1)
-    else c.relreplident::text end as replica_identity,
-  coalesce((select (i.indkey::int2[])[:i.indnkeyatts - 1] from pg_index i
-    where i.indrelid = c.oid and i.indisprimary), '{}') as key,
-  not exists (select 1 from pg_index i where i.indrelid = c.oid and i.indisprimary
-    and not i.indimmediate) as immediate,
-  case when c.relkind = 'r' then pg_relation_filenode(c.oid)::text else leaves.files end as storage,
-  case when c.relkind = 'r' then '~' || c.xmin else leaves.written end as written,
-  coalesce((select (i.indkey::int2[])[:i.indnkeyatts - 1] from pg_index i
-    where i.indrelid = c.oid and i.indisreplident), '{}') as index,
-  has_table_privilege(c.oid, 'select') as selectable
-from pg_class c join pg_namespace n on n.oid = c.relnamespace
-cross join lateral (
-  select coalesce(sum(nullif(l.reltuples, -1)), -1) as rows,
+with recursive tree(root, oid, attached, partitioned) as (
+  select oid, oid, '', relkind = 'p' from pg_class where relkind in ('r', 'p') and not relispartition
+  union all select root, inhrelid, attached || '/' || i.xmin, true
+  from tree join pg_inherits i on inhparent = tree.oid where partitioned
+), leaves as (
+  select root, coalesce(sum(nullif(l.reltuples, -1)), -1) as rows,
     coalesce(sum(current_setting('block_size')::bigint * (l.relpages + coalesce(
       (select t.relpages from pg_class t where t.oid = l.reltoastrelid), 0))), 0) as bytes,
     coalesce(bool_or(l.relpersistence <> 'p' or l.relkind = 'f'), false) as unlogged,
@@ -551,15 +542,30 @@ cross join lateral (
         where indrelid = c.oid
           and case c.relreplident when 'i' then indisreplident else indisprimary end
       ) then 1 else position(l.relreplident::text in 'ndif') end) as poorest,
-    coalesce(string_agg(l.oid || ':' || pg_relation_filenode(l.oid), ' ' order by l.oid), ' ')
+    coalesce(string_agg(l.oid || attached || ':' || l.relfilenode, ' ' order by l.oid), ' ')
       as files,
-    string_agg(l.oid || '~' || l.xmin, ' ' order by l.oid) as written
-  from pg_class l
-  where l.relkind in ('r', 'f')
-    and (l.oid = c.oid or c.relkind = 'p' and l.oid in (select oid from tree where root = c.oid))
-) as leaves
-where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence <> 't'
-  and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
+    md5(string_agg((select string_agg(attnum || ' ' || a.xmin, ',' order by attnum)
+      from pg_attribute a where attrelid = l.oid and attnum > 0 and not attisdropped), ' '
+      order by l.oid)) as altered
+  from tree join pg_class c on c.oid = root
+  left join pg_class l on l.oid = tree.oid and l.relkind in ('r', 'f')
+  group by root
+)
+select n.nspname as schema, c.relname as name, c.oid::bigint, c.relkind = 'p' as partitioned,
+  leaves.rows, leaves.bytes, leaves.unlogged,
+  case when leaves.poorest < 4 then substr('ndif', leaves.poorest, 1)
+    else c.relreplident::text end as replica_identity,
+  coalesce((select (i.indkey::int2[])[:i.indnkeyatts - 1] from pg_index i
+    where i.indrelid = c.oid and i.indisprimary), '{}') as key,
+  not exists (select 1 from pg_index i where i.indrelid = c.oid and i.indisprimary
+    and not i.indimmediate) as immediate,
+  case when c.relkind = 'r' then c.relfilenode::text else leaves.files end as storage,
+  leaves.altered,
+  coalesce((select (i.indkey::int2[])[:i.indnkeyatts - 1] from pg_index i
+    where i.indrelid = c.oid and i.indisreplident), '{}') as index,
+  has_table_privilege(c.oid, 'select') as selectable
+from pg_class c join pg_namespace n on n.oid = c.relnamespace join leaves on root = c.oid
+where c.relpersistence <> 't' and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
 order by 1, 2
 """
 

@@ -205,6 +205,7 @@ def check_publication(
         )
     for table in tables:
         name = (table.schema, table.name)
+        _check_root(table, publication)
         _check_whole(table, publication)
         if name in saved.tables:
             _check_table(table, publication, saved.tables[name])
@@ -224,6 +225,19 @@ def _check_table(table: TableInfo, publication: Publication, member: int) -> Non
             f"'{publication.name}' and put back",
             place=place,
             fix="read the table anew: headrace capture snapshot TABLE",
+        )
+
+
+def _check_root(table: TableInfo, publication: Publication) -> None:
+    """The changes of a partitioned table come under its name, or under those of its partitions."""
+    if table.partitioned and not publication.via_root:
+        raise errors.TableLeftPublication(
+            f"publication '{publication.name}' has the partitions of {table.schema}.{table.name}, "
+            "not the table",
+            place=f"table {table.schema}.{table.name}",
+            fix=f"ALTER PUBLICATION {identifier(publication.name)} SET "
+            "(publish_via_partition_root = true), then read the table anew: "
+            "headrace capture snapshot TABLE",
         )
 
 

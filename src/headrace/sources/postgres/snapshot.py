@@ -53,15 +53,15 @@ class Visible:
 
     def sees(self, xid: int) -> bool:
         """Whether a transaction had been committed for this snapshot (or was rolled back)."""
-        if before(xid, self.xmin):
+        if _before(xid, self.xmin):
             return True
-        return before(xid, self.xmax) and (xid & _WORD) not in self.running
+        return _before(xid, self.xmax) and (xid & _WORD) not in self.running
 
 
 _WORD = 0xFFFF_FFFF
 
 
-def before(one: int, other: int) -> bool:
+def _before(one: int, other: int) -> bool:
     """Whether a transaction number is older, in a circle of 32 bits."""
     return 0 < ((other - one) & _WORD) < 1 << 31
 

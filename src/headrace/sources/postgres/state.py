@@ -66,8 +66,10 @@ class TableState:
     """The table's: another one, and it is another table of the same name."""
     storage: str = ""
     """Its file; another one, and all rows were written anew, without a word in the stream (or
-    everything is in another file for nothing, as by VACUUM FULL). Behind a truncate it is known by
-    the transaction (`catalog.emptied`). Empty: any is right."""
+    everything is in another file for nothing, as by VACUUM FULL). Behind a truncate any is
+    right if nobody has `altered` the table since (`catalog.emptied`). Empty: any is right."""
+    altered: str = ""
+    """As `catalog.TableInfo` has it, when the storage was last seen to be right."""
     grown: int = 0
     """Up to here new partitions may have had rows that they lost since: the topic has them not."""
     labels: str = ""
