@@ -363,7 +363,7 @@ def test_transactions_are_what_the_history_says(
                 changed = [one for change in result.changes for one in relations_of(change)]
                 assert list(result.relations()) == changed
                 reading = {run.relation.table for run in runs if run.op != "i"}
-                assert reading <= {table for _, table in result.read_by()}
+                assert reading <= {table for _, table in result.read_by(full=True)}
                 result.close()
             elif result is not None:
                 made.append(result)

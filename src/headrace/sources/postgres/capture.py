@@ -657,7 +657,7 @@ class Capture:
                 if (
                     not known
                     or not self._fits(captured, relation)
-                    or (not captured.state.key and self._rewritten(captured, control))
+                    or (relation.identity == "f" and self._rewritten(captured, control))
                 ):
                     yield captured, relation
             elif captured is None and self._others.get(id(relation)) is not relation:
@@ -665,11 +665,11 @@ class Capture:
                 self._mark_renamed(relation)
 
     def _rewritten(self, captured: Captured, control: psycopg.Connection) -> bool:
-        """Without a key: whether the rows of a live table were rewritten.
+        """Whether the rows of a live table were rewritten.
 
-        What the stream says of old rows is believed, so the topic must have them so first. It
-        describes a table again whenever something was done to it. (A truncate that is still to come
-        is no reason to read it: what happened before would be lost.)
+        What the stream says of old rows is believed if they are whole, so the topic must have them
+        so first. It describes a table again whenever something was done to it. (A truncate that is
+        still to come is no reason to read it: what happened before would be lost.)
         """
         info = catalog.table(control, (captured.info.schema, captured.info.name))
         if info is None or captured.snapshotting:
@@ -832,8 +832,8 @@ class Capture:
                 captured.read_again()
             if info is not None:
                 if state.storage != info.storage:
-                    named = catalog.is_named(control, self.state.publication, info.oid)
-                    captured.read_again(thorough=info.partitioned or not named)
+                    own = catalog.is_named(control, self.state.publication, info.oid)
+                    captured.read_again(thorough=info.partitioned or not own)
                 if _labels(info, state.labels) != state.labels:
                     captured.read_again()
                 _note_files(state, info)

@@ -179,9 +179,8 @@ class Captured:
     def _format(self, columns: Sequence[tuple[str, PgType | None, int]]) -> Format:
         """Columns that have another type than the topic's are older than it, and left out.
 
-        So are those whose type is gone. Old rows are looked up where there is a key, whatever the
-        stream says of them: after a rewriting that it has not mentioned (ALTER ... USING) it says
-        them as they are now, and those of a partition it calls whole if the root's are.
+        So are those whose type is gone. Old rows of partitions are looked up: the stream calls them
+        whole if the root has REPLICA IDENTITY FULL, whatever the partition has written.
         """
         own = self.own
         return format_of(
@@ -198,7 +197,7 @@ class Captured:
             ),
             self.state.key,
             numeric_as_text=self.numeric_as_text,
-            gives=not self.state.key,
+            gives=not (self.info.partitioned and self.state.key),
         )
 
     def with_meta(

@@ -524,7 +524,8 @@ def types(connection: Connection) -> dict[int, PgType]:
 # that logs other columns than those by which the stream calls the root's rows has none.
 _TABLES = """
 with recursive tree(root, oid, attached, partitioned) as (
-  select oid, oid, '', relkind = 'p' from pg_class where relkind in ('r', 'p') and not relispartition
+  select oid, oid, '', relkind = 'p' from pg_class
+  where relkind in ('r', 'p') and not relispartition
   union all select root, inhrelid, attached || '/' || i.xmin, true
   from tree join pg_inherits i on inhparent = tree.oid where partitioned
 ), leaves as (

@@ -12,7 +12,7 @@ group are, but for one thing: what a part looks up may have been written by an e
 is in no entry yet. So each table of the transaction has an **overlay**: a table of its own
 (`tables`), in which the number of the part stands for the position. A key is looked up there first;
 what no part has touched is as the topic's table has it. Tables into which the transaction only
-inserts need none, nor do those without a key.
+inserts, and live ones whose old rows the database gives (REPLICA IDENTITY FULL), need none.
 
 **A truncate** takes away every row that is there: those of the topic's table that no part has
 touched, and those of the overlay. Then the overlay is empty, and the table below it is not asked
@@ -163,7 +163,7 @@ class Large:
         self._done: dict[Name, OfTable] = {}
         self._overlays: dict[Name, Overlay] = {}
         self._said = OfTable("")
-        self._read_by = one.read_by()
+        self._read_by = {full: one.read_by(full=full) for full in (False, True)}
 
     @property
     def rows(self) -> int:
@@ -218,7 +218,8 @@ class Large:
     def _overlay(self, name: Name, captured: Captured) -> Overlay | None:
         """The overlay of a table, if the transaction may look into it."""
         found = self._overlays.get(name)
-        if found is None and captured.state.key and name in self._read_by:
+        looks = captured.snapshotting or captured.info.partitioned
+        if found is None and captured.state.key and name in self._read_by[looks]:
             folder = f"{self._folder}/{len(self._overlays)}"
             found = self._overlays[name] = Overlay(captured, folder)
         return found

@@ -58,14 +58,16 @@ def relations_of(change: Change) -> Sequence[Relation]:
     return change.relations if isinstance(change, Truncate) else ()
 
 
-def read_by(changes: Iterable[Change]) -> set[tuple[str, str]]:
-    """The tables of which these changes may look up rows."""
+def read_by(changes: Iterable[Change], *, full: bool) -> set[tuple[str, str]]:
+    """The tables of which these changes may look up rows; `full`: whole old rows do so too."""
     found = set()
     for change in changes:
         if isinstance(change, Truncate):
             found |= {(one.schema, one.table) for one in change.relations}
-        elif isinstance(change, Rows) and change.op != "i":
-            found.add((change.relation.schema, change.relation.table))
+        elif isinstance(change, Rows):
+            given = change.relation.identity == "f" and not full
+            if change.op != "i" and not given:
+                found.add((change.relation.schema, change.relation.table))
     return found
 
 
@@ -81,8 +83,7 @@ class Kept:
         self._file: IO[bytes] | None = None
         self._relations: list[Relation] = []
         self._numbers: dict[int, int] = {}
-        self.read_by: set[tuple[str, str]] = set()
-        """As the function, of all changes, those that were rolled back too."""
+        self._read_by: dict[bool, set[tuple[str, str]]] = {False: set(), True: set()}
 
     @property
     def in_memory(self) -> bool:
@@ -95,7 +96,8 @@ class Kept:
         self._changes += changes
         self.held += size
         self.size += size
-        self.read_by |= read_by(change for _, change in changes)
+        for full in self._read_by:
+            self._read_by[full] |= read_by((change for _, change in changes), full=full)
         return size
 
     def write(self, folder: str) -> None:
@@ -161,6 +163,10 @@ class Kept:
                     self._file.seek(rest[-1], 1)
                 else:
                     yield tuple(rest)
+
+    def read_by(self, *, full: bool) -> set[tuple[str, str]]:
+        """As the function, of all changes, those that were rolled back too."""
+        return self._read_by[full]
 
     def close(self) -> None:
         """Forget everything."""

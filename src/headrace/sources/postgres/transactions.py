@@ -93,9 +93,11 @@ class Transaction:
             return self.changes.relations()
         return (one for change in self.changes for one in relations_of(change))
 
-    def read_by(self) -> set[tuple[str, str]]:
+    def read_by(self, *, full: bool) -> set[tuple[str, str]]:
         """The tables of which its changes may look up rows; see `spill`."""
-        return self.changes.read_by if isinstance(self.changes, Kept) else read_by(self.changes)
+        if isinstance(self.changes, Kept):
+            return self.changes.read_by(full=full)
+        return read_by(self.changes, full=full)
 
     def close(self) -> None:
         """Its changes are not needed any more."""
