@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+import headrace as hr
+from headrace.log.embedded.log import EmbeddedLog
 from headrace.testing.postgres import Server, fresh_database
 
 _numbers = itertools.count(1)
@@ -41,3 +44,10 @@ def database(postgres: Server) -> Iterator[Database]:
     """An empty database in the shared server, dropped afterwards with its slots."""
     with fresh_database(postgres, f"test_{next(_numbers)}") as name:
         yield Database(postgres, name)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
+    """An empty log."""
+    with hr.connect(tmp_path / "log") as log:
+        yield log

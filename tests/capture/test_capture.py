@@ -24,7 +24,6 @@ from typing import Any
 import psycopg
 import pytest
 
-import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.sources.postgres import settings as asked
@@ -37,12 +36,6 @@ from tests.capture.conftest import Database
 from tests.capture.kit import TABLE, Writer, capture, differences
 
 Connect = Callable[[], Any]
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with hr.connect(tmp_path / "log") as log:
-        yield log
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ caught: memory at sizes that only `./run faults capture --only large` tries.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,12 +28,6 @@ from tests.capture.conftest import Database
 from tests.log.kit import checked
 
 TABLES = ["a", "b", "c"]
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with hr.connect(tmp_path / "log") as log:
-        yield log
 
 
 def changes(log: EmbeddedLog, name: str) -> dict[str, list[Any]]:

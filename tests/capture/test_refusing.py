@@ -8,14 +8,12 @@ refusal here is that of temporary files, which a sort needs.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
-import headrace as hr
 from headrace import errors
 from headrace.cli.capture import _status_lines
 from headrace.log.embedded.log import EmbeddedLog
@@ -28,12 +26,6 @@ from tests.capture.kit import capture
 from tests.capture.test_tables import asks
 
 SAID = "temporary file size exceeds"
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with hr.connect(tmp_path / "log") as log:
-        yield log
 
 
 @pytest.fixture

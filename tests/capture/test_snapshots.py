@@ -33,12 +33,6 @@ Connect = Callable[..., psycopg.Connection[Any]]
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with hr.connect(tmp_path / "log") as log:
-        yield log
-
-
-@pytest.fixture
 def connect(database: Database) -> Iterator[Connect]:
     with contextlib.ExitStack() as stack:
         yield lambda **more: stack.enter_context(database.connect(**more))

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.state import State, TableState, table_name, writer_name
 from tests.capture.conftest import Database
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with hr.connect(tmp_path / "log") as log:
-        yield log
 
 
 def new_state(*tables: str) -> State:

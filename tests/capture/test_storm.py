@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -35,12 +34,6 @@ KEYED = "create table {}(id int primary key, a int)"
 
 class Killed(BaseException):
     """The capture ends here."""
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with hr.connect(tmp_path / "log") as log:
-        yield log
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import datetime
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -36,12 +35,6 @@ from headrace.testing.postgres import Server
 from tests.capture.conftest import Database
 from tests.capture.kit import capture
 from tests.capture.test_capture import running, wait
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with hr.connect(tmp_path / "log") as log:
-        yield log
 
 
 @pytest.fixture

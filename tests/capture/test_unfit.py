@@ -11,13 +11,11 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.sources.postgres.capture import Capture
@@ -27,12 +25,6 @@ from tests.capture.conftest import Database
 from tests.capture.kit import capture
 from tests.capture.test_capture import running, wait
 from tests.capture.test_tables import asks, reason, rows, statuses
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with hr.connect(tmp_path / "log") as log:
-        yield log
 
 
 @pytest.fixture
