@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import marshal
 import os
 import select
 import signal
 import subprocess
 import sys
+import types
 from decimal import Decimal
 from functools import partial
 from itertools import permutations
@@ -153,6 +155,28 @@ def test_the_code_of_a_python_function_matters(spark: Any) -> None:
     assert top(spark, view(1, "a")) == first
     assert top(spark, view(2, "a")) != first
     assert top(spark, view(1, ["a", {"b": 1}])) != first
+
+
+def test_where_the_code_of_a_python_function_comes_from_does_not_matter(spark: Any) -> None:
+    """As text or, at the next start, as bytecode; its line; the name of its file. A pickle differs:
+    a view with such a function was built anew after the first restart."""
+    text = """
+from pyspark.sql import functions as F
+size_of = F.udf(lambda amount: "small" if amount < 100 else "large", "string")
+def view(orders):
+    return orders.select(size_of("id"))
+"""
+
+    def print_of(code: types.CodeType) -> str:
+        made: dict[str, Any] = {"__name__": "headrace_pipeline_of_a_test"}
+        exec(code, made)  # our own
+        return top(spark, made["view"])
+
+    as_text = compile(text, "pipeline.py", "exec")
+    first = print_of(as_text)
+    assert print_of(marshal.loads(marshal.dumps(as_text))) == first
+    assert print_of(compile("# moved\n" + text, "other/pipeline.py", "exec")) == first
+    assert print_of(compile(text.replace("100", "99"), "pipeline.py", "exec")) != first
 
 
 def test_what_a_function_computes_is_found_in_its_code() -> None:

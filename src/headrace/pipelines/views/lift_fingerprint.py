@@ -93,16 +93,19 @@ def _unsaid(expression: Java, nodes: list[dict[str, Any]]) -> list[str]:
     """Give what Catalyst's JSON has as null and is not: a mode (TRY, ANSI), options, a character.
 
     The JSON has nodes in the order of the tree, and of each its fields in that of the constructor.
-    Of bytes in a literal it has the address, which is taken out of the nodes.
+    Of bytes in a literal it has the address, which is taken out of the nodes. A Python function is
+    a pickle, another one when Python has the bytecode of the file: `_functions` reads it instead.
     """
     node = nodes.pop(0)
     found = []
     if _has_address(node):
         node["value"] = "bytes"
         found.append(str(expression.sql()))
-    fields = [value for key, value in node.items() if key not in {"class", "num-children"}]
-    for place, value in enumerate(fields[: expression.productArity()]):
-        if value is None and (held := expression.productElement(place)) is not None:
+    python = node["class"].rpartition(".")[2] in PYTHON
+    fields = [key for key in node if key not in {"class", "num-children"}]
+    for place, key in enumerate(fields[: expression.productArity()]):
+        said = node[key] is not None or (python and key == "func")
+        if not said and (held := expression.productElement(place)) is not None:
             found.append(str(held))
     below, open_ = 0, node["num-children"]
     while open_:
