@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
 
+from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.sources.postgres.capture import Capture
 from headrace.testing.capture_case import TABLE, Writer
 
-__all__ = ["COLUMNS", "TABLE", "Writer", "capture", "differences", "in_database", "in_log"]
+__all__ = [
+    "COLUMNS",
+    "TABLE",
+    "Writer",
+    "added_up",
+    "capture",
+    "differences",
+    "ending",
+    "in_database",
+    "in_log",
+]
 
 COLUMNS = "id, part, title, amount, body, at"
 
@@ -45,3 +59,32 @@ def differences(
 def capture(log: EmbeddedLog, dsn: str, **options: Any) -> Capture:
     """A capture of everything."""
     return Capture(log, "shop", dsn, **options)
+
+
+def added_up(log: EmbeddedLog, topic: str) -> Counter[tuple[Any, ...]]:
+    """How often each row is in a topic, with a key or without, by the weights of all changes."""
+    sums: Counter[tuple[Any, ...]] = Counter()
+    for batch in log.read(topic):
+        for row in batch.data.to_pylist():
+            sums[tuple(v for name, v in row.items() if name[0] != "_")] += row["_weight"]
+    return Counter({row: count for row, count in sums.items() if count})
+
+
+@contextlib.contextmanager
+def ending(shop: Capture) -> Iterator[tuple[threading.Thread, list[errors.HeadraceError]]]:
+    """A capture that is to end by itself, in a thread; and the error with which it has."""
+    raised: list[errors.HeadraceError] = []
+
+    def go() -> None:
+        try:
+            shop.run()
+        except errors.HeadraceError as one:
+            raised.append(one)
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    try:
+        yield thread, raised
+    finally:
+        shop.stop()
+        thread.join()

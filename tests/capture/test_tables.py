@@ -33,7 +33,7 @@ from headrace.sources.postgres.status import Status
 from headrace.sources.postgres.status import statuses as statuses_of
 from headrace.testing.postgres import Server
 from tests.capture.conftest import Database
-from tests.capture.kit import capture
+from tests.capture.kit import capture, ending
 from tests.capture.test_capture import running, wait
 
 
@@ -783,25 +783,12 @@ def test_what_is_not_published_any_more_is_noticed_while_it_runs(
     run("create table t(id int primary key, a int); create table other(id int primary key)")
     shop = capture(log, database.dsn(), heartbeat_seconds=0.3)
     shop.run("caught up")
-    raised: list[Exception] = []
-
-    def go() -> None:
-        try:
-            shop.run()
-        except errors.HeadraceError as one:
-            raised.append(one)
-
-    thread = threading.Thread(target=go)
-    thread.start()
-    try:
+    with ending(shop) as (thread, raised):
         run("create table late(id int primary key); insert into late values (1)")  # its own doing
         wait(lambda: statuses(shop).get("public.late") == "live")
         run(done.encode())
         thread.join(20)
         assert not thread.is_alive()
-    finally:
-        shop.stop()
-        thread.join()
     assert isinstance(raised[0], error)
     assert what in str(raised[0])
     with pytest.raises(error):  # nor has it put things right in silence

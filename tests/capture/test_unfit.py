@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +21,7 @@ from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.preflight import Wanted, findings
 from headrace.sources.postgres.prepare import reached
 from tests.capture.conftest import Database
-from tests.capture.kit import capture
+from tests.capture.kit import added_up, capture, ending
 from tests.capture.test_capture import running, wait
 from tests.capture.test_tables import asks, reason, rows, statuses
 
@@ -44,15 +43,6 @@ def following(shop: Capture, connection: psycopg.Connection[Any]) -> Iterator[th
     with running(shop, connection) as thread:
         wait(lambda: shop.state is not None and shop.state.starts > before)
         yield thread
-
-
-def net(log: EmbeddedLog, topic: str) -> dict[tuple[Any, ...], int]:
-    """How often each row is in a topic, with a key or without."""
-    found: Counter[tuple[Any, ...]] = Counter()
-    for batch in log.read(topic):
-        for row in batch.data.to_pylist():
-            found[tuple(v for name, v in row.items() if name[0] != "_")] += row["_weight"]
-    return {row: count for row, count in found.items() if count}
 
 
 LEFT = "alter publication headrace_shop drop table t;"
@@ -105,7 +95,7 @@ def test_a_table_that_is_asked_for_and_cannot_be_published_is_stopped(
         wait(lambda: statuses(shop)["public.t"] == "live")
         run("insert into t values (3)")
     shop.run("caught up")
-    assert net(log, "shop.public.t") == dict.fromkeys(run("select * from t").fetchall(), 1)
+    assert added_up(log, "shop.public.t") == dict.fromkeys(run("select * from t").fetchall(), 1)
 
 
 @pytest.mark.parametrize("partitioned", [False, True], ids=["", "partitioned"])
@@ -139,7 +129,7 @@ def test_a_table_without_a_key_that_says_no_old_rows_any_more_is_stopped(
         assert statuses(shop) == {"public.t": "stopped", "public.good": "live"}
         run(f"alter table {parts[-1]} replica identity full")
         asks(log, database, t=1)
-        wait(lambda: net(log, "shop.public.t") == {(1,): 1, (2,): 1})
+        wait(lambda: added_up(log, "shop.public.t") == {(1,): 1, (2,): 1})
 
 
 WRAPPER = "create foreign data wrapper w; create server s foreign data wrapper w"
@@ -177,7 +167,7 @@ def test_a_table_that_gets_a_partition_whose_changes_are_in_no_stream_is_stopped
         wait(lambda: rows(log, "public.good") == [(1,)])
         run("alter table t detach partition t2; insert into t values (2)")
         asks(log, database, t=1)
-        wait(lambda: net(log, "shop.public.t") == {(1,): 1, (2,): 1})
+        wait(lambda: added_up(log, "shop.public.t") == {(1,): 1, (2,): 1})
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "by parts"])
@@ -227,17 +217,7 @@ def test_what_is_wrong_with_the_publication_is_no_matter_of_the_table_that_shows
     run("create table t(id int primary key); create table good(id int primary key)")
     shop = capture(log, database.dsn(), heartbeat_seconds=3600)
     shop.run("caught up")
-    raised: list[Exception] = []
-
-    def go() -> None:
-        try:
-            shop.run()
-        except errors.HeadraceError as one:
-            raised.append(one)
-
-    thread = threading.Thread(target=go)
-    thread.start()
-    try:
+    with ending(shop) as (thread, raised):
         run("insert into t values (1)")
         wait(lambda: rows(log, "public.t") == [(1,)])
         run("drop table t; create table t(id int primary key)")
@@ -245,9 +225,6 @@ def test_what_is_wrong_with_the_publication_is_no_matter_of_the_table_that_shows
         run("insert into t values (2)")
         wait(lambda: bool(raised) or statuses(shop)["public.t"] != "live")
         thread.join(5)
-    finally:
-        shop.stop()
-        thread.join()
     assert isinstance(raised[0], errors.TableLeftPublication)
     assert statuses(shop) == {"public.t": "live", "public.good": "live"}
 
@@ -298,4 +275,4 @@ def test_a_publication_that_has_partitions_instead_of_their_table_is_refused(
         capture(log, database.dsn()).run("caught up")
     connection.execute("alter publication headrace_shop set (publish_via_partition_root)")
     capture(log, database.dsn()).run("caught up")
-    assert net(log, "shop.public.p") == {(1,): 1}
+    assert added_up(log, "shop.public.p") == {(1,): 1}

@@ -15,6 +15,15 @@ requires the epoch of this writer: of two captures with one name the older one i
 small transactions share an entry. A large one is an entry alone, whole, and is never in memory
 whole: it comes by way of files (`spill`), and goes by way of staged pieces (`large`).
 
+**The same table?** The stream names a table and its columns, and says nothing of most of what DDL
+does. So five things are remembered of each table (`TableState`); where one is another than it was,
+rows may have changed in silence, and the table is read anew. They are its `oid` (another table has
+the name, or this one had another name meanwhile); its entry in the publication (`member`: what it
+did while it was out never comes); its files (`storage`: rewritten, or partitions came or went; a
+truncate gives it new ones too, so behind one `altered` decides); the numbers of its `columns`; and
+the `labels` of its enums. The catalog is seen as it is now, and the stream is behind: what is seen
+counts once the stream has passed the place of the look, or when the stream itself describes it.
+
 **What stops what.** A value or type that cannot be carried stops its table, which says why, and the
 others go on; `snapshot` reads it anew. What concerns the whole stream (a slot that is gone, another
 server) stops the capture with a named error (`resume`). A connection that breaks is made again.
@@ -870,8 +879,8 @@ class Capture:
         if info.partitioned and state.storage and "~" not in state.storage and came:
             oids = {one: int(re.split("[/:]", one)[0]) for one in (*known, *came)}
             if not catalog.have_rows(control, [oids[one] for one in came]):
-                state.storage = " ".join(sorted(oids, key=oids.__getitem__))
                 state.grown = catalog.lsn(control)
+                state.storage = " ".join(sorted(oids, key=oids.__getitem__))
 
     def _changes(
         self, captured: Captured, runs: Sequence[Run], lookup: Lookup | None = None
