@@ -11,6 +11,8 @@ from headrace.interfaces import EntryLog, Part
 from headrace.model.fold import OWN_COUNTERS, check_counter, is_name
 from headrace.model.records import Batch, Receipt
 
+_JSON = json.JSONEncoder(allow_nan=False)
+
 
 class Transaction:
     """Collects what belongs together; `with` commits it when its block ends without an error.
@@ -87,7 +89,7 @@ class Transaction:
             fix = "give it a name that is text"
             raise errors.BadRows(f"{name!r} is not the name of a value", place="put", fix=fix)
         try:
-            json.dumps(value, allow_nan=False)
+            _JSON.encode(value)
         except (TypeError, ValueError) as error:
             raise errors.BadRows(
                 f"the value of '{name}' is not JSON: {error}",

@@ -52,7 +52,7 @@ class Drafter:
             packer = self._packer(part.topic)
             found = self._packed(packer, part, inline)
             if isinstance(found, SectionDraft):
-                inline += found.body.size if found.body is not None else 0
+                inline += len(found.body) if found.body is not None else 0
                 sections.append(found)
                 continue
             for piece in found:
@@ -87,20 +87,23 @@ class Drafter:
                     fix="append them one after the other in a transaction: log.transaction()",
                 )
             return rows
+        sent = self._system.now_us() if part.sent_time is None else _microseconds(packer, part)
+        most, settings = self.settings.inline_bytes_max - inline, self.settings
+        ready = packer.ready(part)
+        if ready is not None and len(ready.body) <= min(most, settings.append_bytes_max):
+            return packer.section(ready.rows, sent, ready.body)
         batch = part.batch(packer.arrow, packer.batch)
         if not batch.num_rows:
             return ()
-        sent = self._system.now_us() if part.sent_time is None else _microseconds(packer, part)
         headers = transactions = None
         if part.headers is not None:
             headers = packer.headers(part.headers, batch.num_rows)
         if part.transactions is not None:
             transactions = packer.transactions(part.transactions, batch.num_rows)
-        most, settings = self.settings.inline_bytes_max - inline, self.settings
         # One row cannot be cut. The size is quick, and wrong where arrays share memory.
         if batch.num_rows == 1 or batch.get_total_buffer_size() <= most:
             packed = packer.pack(batch, sent, headers, transactions, part.partition)
-            size = packed.body.size if packed.body is not None else 0
+            size = len(packed.body) if packed.body is not None else 0
             if size <= most and size <= settings.append_bytes_max:
                 return packed
         size = pa.ipc.get_record_batch_size(batch)

@@ -96,6 +96,8 @@ SECTION_BYTES = _SECTION.size
 RUN_BYTES = _RUN.size
 PAD = [bytes(n) for n in range(ALIGNMENT)]
 
+_JSON = json.JSONEncoder(separators=(",", ":"))
+
 Runs = npt.NDArray[Any]
 checksum = xxh3_64_intdigest
 
@@ -132,7 +134,7 @@ class SectionDraft:
     runs: Runs | None
     """Structured array RUNS, each base counted from the entry's first row of the partition until
     the entry is numbered; None: one run only."""
-    body: pa.Buffer | None
+    body: pa.Buffer | bytes | None
     """The Arrow message, or None when the rows are in a piece."""
     partition: int = 0
     base: int = 0
@@ -186,14 +188,14 @@ class Draft:
     def seal(self) -> Draft:
         """Pack all that needs no place; nothing may change afterwards but the bases of runs."""
         if self.control:
-            self.control_bytes = json.dumps(self.control, separators=(",", ":")).encode()
+            self.control_bytes = _JSON.encode(self.control).encode()
         packed: list[bytes] = []
         bodies: list[Any] = []
         runs = at = 0
         for s in self.sections:
             body = s.body
             if body is not None:
-                s.offset, s.length, s.checksum = at, body.size, checksum(body)
+                s.offset, s.length, s.checksum = at, len(body), checksum(body)
                 at += (s.length + 63) & -64
                 bodies += body, PAD[-s.length & 63]
             count = 1 if s.runs is None else len(s.runs)

@@ -23,6 +23,7 @@ it matches no name and is not written to a checkpoint.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -86,6 +87,7 @@ class Tail(NamedTuple):
 _new = tuple.__new__  # what a NamedTuple does, without its signature
 
 
+@lru_cache(1024)
 def digest_of(name: str) -> bytes:
     """What stands for a counter's name."""
     return blake2b(name.encode(), digest_size=16).digest()

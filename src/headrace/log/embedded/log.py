@@ -364,7 +364,7 @@ class EmbeddedLog:
         """Take the rows of a part in, raising what is wrong with them; nothing is written."""
         packer = self._packer(part.topic)
         rows = part.rows if isinstance(part.rows, list) else [part.rows]
-        if not (rows and isinstance(rows[0], Piece)):
+        if not (rows and isinstance(rows[0], Piece)) and packer.ready(part) is None:
             part.batch(packer.arrow, packer.batch)
 
     def taken_in(

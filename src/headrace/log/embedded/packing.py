@@ -18,7 +18,9 @@ import pyarrow as pa
 from pyarrow.compute import TakeOptions, get_function
 
 from headrace import errors
+from headrace.interfaces import Part
 from headrace.log.embedded.format import WITH_HEADERS, WITH_TRANSACTION, Runs, SectionDraft
+from headrace.model.arrow_message import ArrowMessage
 from headrace.model.keys import partitions_of
 from headrace.model.records import HEADERS, HEADERS_COLUMN, RUNS, TRANSACTION_COLUMN
 from headrace.model.rows import Intake, opaque_rows
@@ -58,6 +60,14 @@ class Packer:
             return self._intake(rows)
         return opaque_rows(self.topic.value, rows, place=self.place)
 
+    def ready(self, part: Part) -> ArrowMessage | None:
+        """The rows of a part, if they came in the form in which they are stored."""
+        rows = part.rows
+        if not isinstance(rows, ArrowMessage) or rows.schema is not self.arrow:
+            return None
+        plain = part.headers is None and part.transactions is None and part.partition is None
+        return rows if plain and self.topic.partitions == 1 else None
+
     def pack(
         self,
         batch: pa.RecordBatch,
@@ -78,7 +88,18 @@ class Packer:
             field = pa.field(TRANSACTION_COLUMN, pa.uint32(), nullable=False)
             batch = batch.append_column(field, pa.array(transactions))
         batch, runs, only = self._placed(batch, partition, ordered=ordered)
-        body = batch.serialize()
+        return self.section(rows, sent_time, batch.serialize(), flags, runs, only)
+
+    def section(
+        self,
+        rows: int,
+        sent_time: int,
+        body: pa.Buffer | bytes,
+        flags: int = 0,
+        runs: Runs | None = None,
+        only: int = 0,
+    ) -> SectionDraft:
+        """Rows that are serialized."""
         return SectionDraft(self.topic, self._version, flags, rows, sent_time, runs, body, only)
 
     def _placed(

@@ -114,19 +114,19 @@ class Pieces:
                     body = draft.body
                     assert body is not None
                     runs = np.frombuffer(draft.table(), RUNS)
-                    file.pwritev([body, PAD[-body.size % ALIGNMENT]], offset)
+                    file.pwritev([body, PAD[-len(body) % ALIGNMENT]], offset)
                     chunks.append(
                         Chunk(
                             rows=draft.rows,
                             flags=draft.flags,
                             offset=offset,
-                            length=body.size,
+                            length=len(body),
                             checksum=checksum(body),
                             partitions=tuple(runs["partition"].tolist()),
                             counts=tuple(runs["rows"].tolist()),
                         )
                     )
-                    offset += aligned(body.size)
+                    offset += aligned(len(body))
                 file.fdatasync()
             except BaseException:
                 file.close()

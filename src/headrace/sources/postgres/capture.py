@@ -52,6 +52,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from headrace import errors
+from headrace.model.arrow_message import ArrowMessage, MessageForm
 from headrace.model.records import Piece
 from headrace.model.schema import RESERVED
 from headrace.sources.complete import Lookup
@@ -110,8 +111,8 @@ RECENT = 100_000
 TRANSACTIONS = "xid bigint, lsn bigint, commit_time timestamp, rows bigint"
 MESSAGES = "prefix string, content binary, lsn bigint, xid bigint"
 Parts = tuple[
-    list[tuple[str, pa.RecordBatch, list[int] | None]],
-    pa.RecordBatch | None,
+    list[tuple[str, pa.RecordBatch | ArrowMessage, list[int] | None]],
+    pa.RecordBatch | ArrowMessage | None,
     list[dict[str, Any]],
     int,
 ]
@@ -174,6 +175,7 @@ class Capture:
         self._stopping = False
         self._sound = True
         """Whether the state in memory is that in the log: not after an error."""
+        self._told: MessageForm | None = None
         self._awaited, self._awaited_since = 0, 0.0
         """Somebody waits for the resume point to come here, and since when."""
 
@@ -929,21 +931,25 @@ class Capture:
         if run.op != "i" or len(run) > FEW:
             return None
         captured = self._tables[run.relation.schema, run.relation.table]
-        try:
-            batch = captured.inserted(run, one)
-        except errors.ValueNotCarried:  # it is said there, and stops the table
-            return None
-        if batch is None:
+        rows, told = captured.inserted(run, one), told_of(one, len(run), self._told_form())
+        if rows is None or told is None:
             return None
         self._recent.append(one.xid)
-        return [(captured.state.topic, batch, None)], told_of(one, len(run)), [], one.end_lsn
+        return [(captured.state.topic, rows, None)], told, [], one.end_lsn
+
+    def _told_form(self) -> MessageForm:
+        """Of the topic of transactions."""
+        schema = self.log.topic(self._topic("_transactions", TRANSACTIONS)).schema.arrow
+        if self._told is None or self._told.schema is not schema:
+            self._told = MessageForm(schema)
+        return self._told
 
     def _parts(self, items: Sequence[Transaction | Message]) -> Parts:
         """The rows of all tables; the rows of transactions, and of messages; the resume point."""
         group = Group(items)
         self._recent.extend(group.xid.tolist())
         counts = np.zeros(len(group.transactions), np.int64)
-        parts: list[tuple[str, pa.RecordBatch, list[int] | None]] = []
+        parts: list[tuple[str, pa.RecordBatch | ArrowMessage, list[int] | None]] = []
         for name, of_table in group.tables.items():
             captured = self._tables.get(name)
             if captured is None or captured.state.status == STOPPED:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace import errors
+from headrace.model.arrow_message import ArrowMessage, MessageForm
 from headrace.model.hashing import hash64
 from headrace.sources.complete import (
     INSERT,
@@ -118,6 +119,7 @@ class Captured:
     _arrow: pa.Schema | None = None
     """The topic's, of which `_own` was made."""
     _own: pa.Schema | None = None
+    _messages: MessageForm | None = None
 
     def __post_init__(self) -> None:
         """What the stream has said before now is not known by key."""
@@ -222,25 +224,30 @@ class Captured:
         arrow = self.log.topic(self.state.topic).schema.arrow
         return pa.RecordBatch.from_arrays([columns[one.name] for one in arrow], schema=arrow)
 
-    def inserted(self, run: Rows, by: Transaction) -> pa.RecordBatch | None:
+    def inserted(self, run: Rows, by: Transaction) -> ArrowMessage | None:
         """`changes` and `with_meta` of a few inserted rows; None: they are not so simple.
 
-        The row of a lone transaction waits most for calls of Arrow and numpy, so few are made.
+        The row of a lone transaction waits most for calls of Arrow and numpy: none is made.
         """
         if self.state.status != LIVE:
             return None
-        form, rows, count = self.format(run.relation), run.rows(), len(run)
-        texts = list(zip(*[row.new or () for row in rows], strict=True))
+        form, count = self.format(run.relation), len(run)
+        texts = list(zip(*[row.new or () for row in run.rows()], strict=True))
         if len(form.places) != len(self.own) or any(UNCHANGED in one for one in texts):
             return None
-        columns = {
-            name: form.column(at, [*texts[place]])
+        columns: dict[str, Sequence[bytes] | None] = {
+            name: form.few(at, [*texts[place]])
             for at, (name, place) in enumerate(zip(form.names, form.places, strict=True))
         }
-        time = repeated(by.commit_time_us, count, TIMESTAMP)
-        created = _letters_of(b"i" * count)
-        numbers = repeated(1, count), repeated(by.end_lsn, count), repeated(by.xid, count)
-        return self._whole(columns, [numbers[0], created, *numbers[1:], time])
+        columns["_weight"] = repeated(1, count)
+        columns["_op"] = b"", _PLACES[: 4 * count + 4], b"c" * count
+        columns["_lsn"], columns["_xid"] = repeated(by.end_lsn, count), repeated(by.xid, count)
+        columns["_commit_time"] = repeated(by.commit_time_us, count)
+        if None in columns.values():
+            return None
+        if self._messages is None or self._messages.schema is not self._arrow:
+            self._messages = MessageForm(self._arrow)
+        return self._messages.message(count, [columns[one] or () for one in self._messages.names])
 
     def forget_formats(self) -> None:
         """The topic has changed."""
@@ -585,7 +592,7 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 _LETTERS = pa.array(["c" if number == ord("i") else chr(number) for number in range(128)])
 _CREATED = bytes.maketrans(b"i", b"c")
-_PLACES = pa.py_buffer(np.arange(FEW + 1, dtype=np.int32))
+_PLACES = np.arange(FEW + 1, dtype=np.int32).tobytes()
 _STRING = pa.string()
 
 
@@ -593,10 +600,5 @@ def _letters(kinds: npt.NDArray[np.uint8]) -> pa.Array:
     """The operations, as Debezium names them: c, u, d."""
     if len(kinds) > FEW:
         return _LETTERS.take(pa.array(kinds))
-    return _letters_of(kinds.tobytes())
-
-
-def _letters_of(kinds: bytes) -> pa.Array:
-    """Of a few."""
-    parts = [None, _PLACES, pa.py_buffer(kinds.translate(_CREATED))]
+    parts = [None, pa.py_buffer(_PLACES), pa.py_buffer(kinds.tobytes().translate(_CREATED))]
     return pa.Array.from_buffers(_STRING, len(kinds), parts)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from headrace.model.arrow_message import ArrowMessage, Buffers, MessageForm
 from headrace.sources.complete import Numbers
 from headrace.sources.postgres.protocol import Message, Rows, Truncate
 from headrace.sources.postgres.transactions import Transaction
@@ -24,17 +25,15 @@ def column(numbers: Numbers, kind: pa.DataType = INT64) -> pa.Array:
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def repeated(number: int, count: int = 1, kind: pa.DataType = INT64) -> pa.Array:
-    """The same number for some rows, without numpy: it is for a lone row, and every call counts."""
-    content = pa.py_buffer(number.to_bytes(8, "little", signed=True) * count)
-    return pa.Array.from_buffers(kind, count, [None, content])
+def repeated(number: int, count: int = 1) -> Buffers:
+    """The buffers of the same number for some rows."""
+    return b"", number.to_bytes(8, "little", signed=True) * count
 
 
-def told_of(one: Transaction, rows: int) -> pa.RecordBatch:
+def told_of(one: Transaction, rows: int, form: MessageForm) -> ArrowMessage | None:
     """A lone transaction as a row of the topic of transactions."""
-    time = repeated(one.commit_time_us, kind=TIMESTAMP)
-    columns = [repeated(one.xid), repeated(one.end_lsn), time, repeated(rows)]
-    return pa.RecordBatch.from_arrays(columns, schema=_TOLD)
+    numbers = one.xid, one.end_lsn, one.commit_time_us, rows
+    return form.message(1, [repeated(number) for number in numbers])
 
 
 class Group:

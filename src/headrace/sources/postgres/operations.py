@@ -16,7 +16,15 @@ import pyarrow as pa
 
 from headrace.sources.complete import DELETE, INSERT, UPDATE, Operations
 from headrace.sources.postgres.protocol import OLD, RawColumns, Rows, Texts, join
-from headrace.sources.postgres.values import PgType, Reader, array_of, arrow_type, reader
+from headrace.sources.postgres.values import (
+    FewReader,
+    PgType,
+    Reader,
+    array_of,
+    arrow_type,
+    few_reader,
+    reader,
+)
 
 KINDS = {"i": INSERT, "u": UPDATE, "d": DELETE}
 Numbers = npt.NDArray[np.int64]
@@ -43,6 +51,11 @@ class Format:
         found = read(texts)
         return found if found.type == wanted else found.cast(wanted)
 
+    def few(self, at: int, texts: Texts) -> list[bytes] | None:
+        """The buffers of a few values (`model.arrow_message`); None: they are not so simple."""
+        read = self._few_readers[at]
+        return None if read is None else read(texts)
+
     @cached_property
     def names(self) -> list[str]:
         """Of the schema."""
@@ -51,13 +64,29 @@ class Format:
 
     @cached_property
     def _readers(self) -> list[tuple[Reader, pa.DataType]]:
-        made = []
-        for field, (kind, modifier) in zip(self.schema, self.types, strict=True):
-            arrow = arrow_type(
-                kind, modifier, column=field.name, numeric_as_text=self.numeric_as_text
-            )
-            made.append((reader(kind, arrow, field.name), field.type))
-        return made
+        return [
+            (reader(kind, arrow, field.name), field.type)
+            for field, kind, arrow in zip(self.schema, self._kinds, self._arrow, strict=True)
+        ]
+
+    @cached_property
+    def _few_readers(self) -> list[FewReader | None]:
+        return [
+            few_reader(kind, arrow) if arrow == field.type else None
+            for field, kind, arrow in zip(self.schema, self._kinds, self._arrow, strict=True)
+        ]
+
+    @property
+    def _kinds(self) -> list[PgType]:
+        return [kind for kind, _ in self.types]
+
+    @property
+    def _arrow(self) -> list[pa.DataType]:
+        """What the texts become."""
+        return [
+            arrow_type(kind, modifier, column=name, numeric_as_text=self.numeric_as_text)
+            for name, (kind, modifier) in zip(self.names, self.types, strict=True)
+        ]
 
 
 def format_of(

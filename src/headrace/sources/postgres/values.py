@@ -51,6 +51,7 @@ from array import array
 from binascii import unhexlify
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
 from itertools import accumulate
 from struct import Struct
 from typing import Any
@@ -67,7 +68,9 @@ Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Reader = Callable[[Texts], pa.Array]
-One = Callable[[bytes, pa.DataType], int]
+FewReader = Callable[[Texts], list[bytes] | None]
+"""The buffers of a few values (`model.arrow_message`); None: one of them is not as usual."""
+One = Callable[[bytes], int]
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ TEXTS = (18, 19, 25, 1042, 1043)
 """char, name, text, character(n), varchar(n)."""
 FEW = 16
 DAY_US = 86_400_000_000
+FIRST_ORDINAL = date(1970, 1, 1).toordinal()
 LAST_US = 2**63 - 1
 FIRST_DAY = "1970-01-01 "
 DECIMAL_DIGITS_MAX = 38
@@ -230,13 +234,58 @@ def reader(pg_type: PgType, arrow: pa.DataType, column: str = "") -> Reader:
     of = pg_type
     while of.base is not None:
         of = of.base
-    one = _text if pa.types.is_string(arrow) else _ONES.get(of.oid)
+    few = few_reader(pg_type, arrow)
 
     def read(texts: Texts) -> pa.Array:
-        few = _few(texts, one, arrow) if one is not None and len(texts) <= FEW else None
-        return _convert(array_of(texts), of, arrow, column) if few is None else few
+        found = few(texts) if few is not None and len(texts) <= FEW else None
+        if found is None:
+            return _convert(array_of(texts), of, arrow, column)
+        there, *rest = [pa.py_buffer(one) for one in found]
+        return pa.Array.from_buffers(arrow, len(texts), [there if there.size else None, *rest])
 
     return read
+
+
+def few_reader(pg_type: PgType, arrow: pa.DataType) -> FewReader | None:
+    """`reader` for a few values, which gives their buffers; None: the type is not so simple."""
+    if pa.types.is_string(arrow):
+        return _few_texts
+    while pg_type.base is not None:
+        pg_type = pg_type.base
+    if pg_type.oid == BYTEA:
+        return _few_bytes
+    if pg_type.oid not in _ONES:
+        return None
+    one, width = _ONES[pg_type.oid](arrow), arrow.bit_width // 8
+
+    def read(texts: Texts) -> list[bytes] | None:
+        given: list[bytes | None] = texts if isinstance(texts, list) else texts.to_pylist()
+        try:
+            numbers = [0 if text is None else one(text) for text in given]
+            if not width:
+                return [_there(given), _bits(numbers)]
+            content = [number.to_bytes(width, "little", signed=True) for number in numbers]
+            return [_there(given), b"".join(content)]
+        except (ValueError, OverflowError):
+            return None
+
+    return read
+
+
+def _few_texts(texts: Texts) -> list[bytes] | None:
+    given: list[bytes | None] = texts if isinstance(texts, list) else texts.to_pylist()
+    plain = all(text is None or text.isascii() or _is_utf8(text) for text in given)
+    return _laid_out(given) if plain else None
+
+
+def _few_bytes(texts: Texts) -> list[bytes] | None:
+    given: list[bytes | None] = texts if isinstance(texts, list) else texts.to_pylist()
+    if not all(text is None or text.startswith(rb"\x") for text in given):
+        return None
+    try:
+        return _laid_out([None if text is None else unhexlify(text[2:]) for text in given])
+    except ValueError:
+        return None
 
 
 def _convert(texts: pa.Array, pg_type: PgType, arrow: pa.DataType, column: str) -> pa.Array:
@@ -256,38 +305,19 @@ def array_of(texts: Texts) -> pa.Array:
     """In Arrow, whatever they are; not by `pa.array`, which asks pandas first."""
     if not isinstance(texts, list):
         return texts if pa.types.is_binary(texts.type) else texts.cast(pa.binary())
-    return _laid_out(texts, pa.binary())
+    there, *rest = [pa.py_buffer(one) for one in _laid_out(texts)]
+    return pa.Array.from_buffers(pa.binary(), len(texts), [there if there.size else None, *rest])
 
 
-def _laid_out(texts: list[bytes | None], arrow: pa.DataType) -> pa.Array:
+def _laid_out(texts: list[bytes | None]) -> list[bytes]:
     given = [text or b"" for text in texts]
     places = array("i", accumulate(map(len, given), initial=0))  # quicker than numpy, for a few
-    parts = [_there(texts), pa.py_buffer(places), pa.py_buffer(b"".join(given))]
-    return pa.Array.from_buffers(arrow, len(given), parts)
+    return [_there(texts), places.tobytes(), b"".join(given)]
 
 
-def _there(texts: Sequence[bytes | None]) -> pa.Buffer | None:
-    """The bits that say which are not null; None: all."""
-    return pa.py_buffer(_bits([text is not None for text in texts])) if None in texts else None
-
-
-def _few(texts: Texts, one: One, arrow: pa.DataType) -> pa.Array | None:
-    """A few values, one by one; None: one of them is not as they usually are."""
-    given: list[bytes | None] = texts if isinstance(texts, list) else texts.to_pylist()
-    try:
-        numbers = [0 if text is None else one(text, arrow) for text in given]
-        if one is _text:
-            return _laid_out(given, arrow)
-        if arrow.bit_width == 1:
-            content = _bits(numbers)
-        else:
-            width = arrow.bit_width // 8
-            content = b"".join(
-                [number.to_bytes(width, "little", signed=True) for number in numbers]
-            )
-    except (ValueError, OverflowError, ValueNotCarried):
-        return None
-    return pa.Array.from_buffers(arrow, len(given), [_there(given), pa.py_buffer(content)])
+def _there(texts: Sequence[bytes | None]) -> bytes:
+    """The bits that say which are not null; none: all."""
+    return _bits([text is not None for text in texts]) if None in texts else b""
 
 
 def _bits(flags: Sequence[int]) -> bytes:
@@ -295,36 +325,56 @@ def _bits(flags: Sequence[int]) -> bytes:
     return whole.to_bytes(len(flags) // 8 + 1, "little")
 
 
-def _text(text: bytes, arrow: pa.DataType) -> int:
-    """Nothing, if it is UTF-8."""
-    del arrow
-    text.decode()
-    return 0
-
-
-def _integer(text: bytes, arrow: pa.DataType) -> int:
-    del arrow
+def _integer(text: bytes) -> int:
     if not text.removeprefix(b"-").isdigit():
         raise ValueError
     return int(text)
 
 
-def _decimal(text: bytes, arrow: pa.DataType) -> int:
-    whole, _, rest = text.partition(b".")
-    number = _integer(whole + rest, arrow)
-    if len(rest) != arrow.scale or abs(number) >= 10**arrow.precision:
-        raise ValueError
-    return number
+def _decimal(arrow: pa.DataType) -> One:
+    scale, limit = arrow.scale, 10**arrow.precision
+
+    def one(text: bytes) -> int:
+        whole, _, rest = text.partition(b".")
+        number = _integer(whole + rest)
+        if len(rest) != scale or not -limit < number < limit:
+            raise ValueError
+        return number
+
+    return one
 
 
-def _float(text: bytes, arrow: pa.DataType) -> int:
+def _float(arrow: pa.DataType) -> One:
     """The number whose bits are those of the float."""
-    plain, number = _FLOAT_BITS[arrow.bit_width]
-    bits: int = number.unpack(plain.pack(float(text)))[0]
-    return bits
+    plain, bits = (Struct("<f"), Struct("<i")) if arrow.bit_width == 32 else _DOUBLE
+    return lambda text: int(bits.unpack(plain.pack(float(text)))[0])
 
 
-_FLOAT_BITS = {32: (Struct("<f"), Struct("<i")), 64: (Struct("<d"), Struct("<q"))}
+_DOUBLE = Struct("<d"), Struct("<q")
+
+
+def _usual_day(text: bytes) -> int:
+    """Days since 1970, of the years that Python has."""
+    if len(text) != 10 or text[4:8:3] != b"--":
+        raise ValueError
+    return date.fromisoformat(text.decode()).toordinal() - FIRST_ORDINAL
+
+
+def _usual_time(arrow: pa.DataType) -> One:
+    """Microseconds since 1970, the same."""
+    zone = b"" if arrow.tz is None else b"+00"
+
+    def one(text: bytes) -> int:
+        plain = text.removesuffix(zone)
+        if len(plain) + len(zone) != len(text) or not 19 <= len(plain) <= 26:
+            raise ValueError
+        if plain[10:17:3] != b" ::":
+            raise ValueError
+        at = datetime.fromisoformat(plain.decode())
+        seconds = (at.hour * 60 + at.minute) * 60 + at.second
+        return _usual_day(plain[:10]) * DAY_US + seconds * 1_000_000 + at.microsecond
+
+    return one
 
 
 def _strings(texts: pa.Array, arrow: pa.DataType, column: str) -> pa.Array:
@@ -719,14 +769,13 @@ def _place(column: str) -> str:
     return f"column '{column}'" if column else "a column without a name"
 
 
-_ONES: dict[int, One] = {
-    BOOL: lambda text, _: (b"f", b"t").index(text),
-    **dict.fromkeys((INT2, INT4, INT8, OID), _integer),
+_ONES: dict[int, Callable[[pa.DataType], One]] = {
+    BOOL: lambda _: (b"f", b"t").index,
+    **dict.fromkeys((INT2, INT4, INT8, OID), lambda _: _integer),
     **dict.fromkeys((FLOAT4, FLOAT8), _float),
     NUMERIC: _decimal,
-    **dict.fromkeys(
-        (DATE, TIMESTAMP, TIMESTAMPTZ), lambda text, arrow: _moment(text.decode(), arrow, "")
-    ),
+    DATE: lambda _: _usual_day,
+    **dict.fromkeys((TIMESTAMP, TIMESTAMPTZ), _usual_time),
 }
 _READERS: dict[int, Callable[[pa.Array, pa.DataType, str], pa.Array]] = {
     BOOL: _bools,
