@@ -205,6 +205,10 @@ class Journal:
 
     def _number(self, sections: Sequence[SectionDraft]) -> Offsets | memoryview:
         """Give the rows their offsets; the ends, which move only once the record is written."""
+        if len(sections) == 1:
+            words = self.live.end_words(sections[0].slot_end)
+            sections[0].number(words)
+            return words
         last = max([section.slot_end for section in sections], default=0)
         if len({section.topic.id for section in sections}) == len(sections):
             words = self.live.end_words(last)
