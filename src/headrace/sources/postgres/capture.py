@@ -175,7 +175,7 @@ class Capture:
         self._stopping = False
         self._sound = True
         """Whether the state in memory is that in the log: not after an error."""
-        self._told: MessageForm | None = None
+        self._told_messages: MessageForm | None = None
         self._awaited, self._awaited_since = 0, 0.0
         """Somebody waits for the resume point to come here, and since when."""
 
@@ -940,9 +940,9 @@ class Capture:
     def _told_form(self) -> MessageForm:
         """Of the topic of transactions."""
         schema = self.log.topic(self._topic("_transactions", TRANSACTIONS)).schema.arrow
-        if self._told is None or self._told.schema is not schema:
-            self._told = MessageForm(schema)
-        return self._told
+        if self._told_messages is None or self._told_messages.schema is not schema:
+            self._told_messages = MessageForm(schema)
+        return self._told_messages
 
     def _parts(self, items: Sequence[Transaction | Message]) -> Parts:
         """The rows of all tables; the rows of transactions, and of messages; the resume point."""
