@@ -194,6 +194,24 @@ def test_keys_of_a_type_whose_schema_is_not_in_the_search_path(
         assert sorted(said) == ["B", "D", "F", "a", "c", "e", "g"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "index"), [("label", ""), ("hstore", ""), ("citext", "text_ops")]
+)
+def test_keys_that_are_told_apart_by_their_index_only(
+    database: Database, connect: Connect, log: EmbeddedLog, kind: str, index: str
+) -> None:
+    """By the operators of the type 'a' and 'A' are one key; others have none that is found."""
+    run = connect().execute
+    run("create extension hstore; create extension citext")
+    run("create type word as enum ('b=>1', 'B=>1', 'a=>1'); create domain label as word")
+    run(f"create table t(id {kind} not null); create unique index i on t(id {index})")
+    run("alter table t replica identity using index i")
+    run("insert into t values ('b=>1'), ('B=>1'), ('a=>1')")
+    Capture(log, "shop", database.dsn(), chunk_rows=1).run("caught up")
+    said = [row["id"] for one in log.read("shop.public.t") for row in one.to_pylist()]
+    assert sorted(one.replace('"', "") for one in said) == ["B=>1", "a=>1", "b=>1"]
+
+
 def test_keys_of_a_type_whose_schema_may_not_be_used(
     database: Database, connect: Connect, log: EmbeddedLog
 ) -> None:
