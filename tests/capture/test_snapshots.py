@@ -194,9 +194,7 @@ def test_keys_of_a_type_whose_schema_is_not_in_the_search_path(
         assert sorted(said) == ["B", "D", "F", "a", "c", "e", "g"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "index"), [("label", ""), ("hstore", ""), ("citext", "text_ops")]
-)
+@pytest.mark.parametrize(("kind", "index"), [("label", ""), ("hstore", ""), ("citext", "text_ops")])
 def test_keys_that_are_told_apart_by_their_index_only(
     database: Database, connect: Connect, log: EmbeddedLog, kind: str, index: str
 ) -> None:
