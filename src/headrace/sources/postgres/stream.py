@@ -79,6 +79,9 @@ class Stream:
         """
         self._connection = connected(dsn, replication="database")
         self._pg = self._connection.pgconn
+        if self._pg.parameter_status(b"server_encoding") == b"SQL_ASCII":
+            # Texts as they are: else one that is not UTF-8 would end the stream, for all tables.
+            self._connection.execute("SET client_encoding = 'SQL_ASCII'")
         _bound_window(self._pg.socket)
         self._assembler = Assembler(spill)
         self._confirmed = start
