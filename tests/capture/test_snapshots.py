@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ import headrace as hr
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.sources.postgres import snapshot, snapshots
 from headrace.sources.postgres.capture import Capture
+from headrace.sources.postgres.snapshots import Progress
 from headrace.testing.capture_bag import Bag, bag_case, counted
 from headrace.testing.postgres import Server
 from tests.capture.conftest import Database
+from tests.capture.kit import added_up
 
 Connect = Callable[..., psycopg.Connection[Any]]
 
@@ -370,3 +373,29 @@ def _wait(what: Callable[[], object]) -> None:
     while not what():
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+def test_rows_that_change_their_keys_with_each_other_while_they_are_read(
+    database: Database, connect: Connect, log: EmbeddedLog
+) -> None:
+    """A deferrable key, which only the end of a transaction makes unique. Chunks are read ahead."""
+    run = connect().execute
+    run("create table t(id int primary key deferrable initially deferred, v int)")
+    run("alter table t replica identity full")
+    run("insert into t select g, g from generate_series(1, 100) g")
+    swapped = 0
+
+    def swap(one: Progress) -> None:
+        nonlocal swapped
+        swapped += 1
+        ahead = one.rows + 2
+        run(
+            f"update t set id = case id when {ahead} then {ahead + 2} else {ahead} end"
+            f" where id in ({ahead}, {ahead + 2})"
+        )
+
+    shop = Capture(log, "shop", database.dsn(), chunk_rows=2, readers=1, report=swap)
+    shop.run("caught up")
+    shop.run("caught up")
+    assert swapped > 40
+    assert added_up(log, "shop.public.t") == Counter(run("select id, v from t").fetchall())

@@ -24,7 +24,7 @@ the log yet. Its old row is then nothing; and if values of the new row are left 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -122,12 +122,18 @@ def whole_keys(operations: Operations, key: Sequence[str]) -> Operations:
 
 
 def complete(
-    operations: Operations, key: Sequence[str], lookup: Lookup, *, given_is_there: bool = True
+    operations: Operations,
+    key: Sequence[str],
+    lookup: Lookup,
+    *,
+    given_is_there: bool = True,
+    by_row: bool = False,
 ) -> Completed:
     """The full old and new rows of operations (of `whole_keys`); see the top of the file.
 
     `given_is_there`: an old row that the database gave is in the log too. While a table is being
-    snapshotted it may not be: then it only says the values that are left out.
+    snapshotted it may not be: then it only says the values that are left out, and, `by_row`, which
+    of several rows it is that have the same key until their transaction ends.
     """
     count = len(operations)
     kinds, new = operations.kinds, operations.new
@@ -148,7 +154,13 @@ def complete(
     ask = reads & (given == NONE) if given_is_there else reads
     if given_is_there:
         old = given.copy()
-    before, seen = _within(operations, key, reads, writes)
+    if by_row and operations.given is not None and operations.given_at is not None:
+        was = operations.given.take(pa.array(operations.given_at.clip(0))).columns
+        left_out = dict(operations.left_out)
+        whole = whole_keys(replace(operations, read=was, left_out=left_out), new.schema.names)
+        before, seen = _within(whole, new.schema.names, reads, writes)
+    else:
+        before, seen = _within(operations, key, reads, writes)
     old[ask & seen] = before[ask & seen]
     asked = np.flatnonzero(ask & ~seen)
     if len(asked):

@@ -312,6 +312,7 @@ class Captured:
             self.state.key,
             lookup or self.lookup,
             given_is_there=keyless or not self.snapshotting,
+            by_row=self.info.deferrable,
         )
         transaction = np.repeat([one for one, _, _ in runs], [len(run) for _, _, run in runs])
         kinds = made.kinds[found.operation]
