@@ -87,5 +87,6 @@ def test_two_rows_that_change_their_keys_with_each_other(there: list[int]) -> No
     sums = Counter(in_log.values())
     for row, weight in zip(made.rows.to_pylist(), made.weight.tolist(), strict=True):
         sums[row["id"], row["v"]] += weight
-    assert +sums == Counter([(2, "a"), (1, "b")])
-    assert not -sums
+    known = [(1, "b"), (2, "a")] if 2 in there else [(1, "b")]  # or 2 is read from the database
+    assert (+sums, -sums) == (Counter(known), Counter())
+    assert made.doubtful.tolist() == ([] if 2 in there else [1])

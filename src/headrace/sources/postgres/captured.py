@@ -312,7 +312,7 @@ class Captured:
             self.state.key,
             lookup or self.lookup,
             given_is_there=keyless or not self.snapshotting,
-            by_row=self.info.deferrable,
+            by_row=self.info.deferrable and self.snapshotting,
         )
         transaction = np.repeat([one for one, _, _ in runs], [len(run) for _, _, run in runs])
         kinds = made.kinds[found.operation]
@@ -437,10 +437,11 @@ class Captured:
         last = part[-1][1]  # only a transaction that comes by parts has so many
         if sum(len(one.first) for one in self.touched if one.xid == last) > TOUCHED_MAX:
             self.overtaken(last)
-        if len(found.unknown):
-            places = pa.array(found.unknown)
-            texts = [key_texts(made.new.column(name).take(places)) for name in self.state.key]
-            self.state.pending += [list(one) for one in zip(*texts, strict=True)]
+        keys = [made.new.column(name) for name in self.state.key]
+        for columns, which in ((keys, found.unknown), (made.read, found.doubtful)):
+            if len(which):
+                texts = [key_texts(column.take(pa.array(which))) for column in columns]
+                self.state.pending += [list(one) for one in zip(*texts, strict=True)]
 
     # -- the snapshot -----------------------------------------------------------------------
 
