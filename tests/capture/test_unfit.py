@@ -279,6 +279,18 @@ def test_a_publication_that_has_partitions_instead_of_their_table_is_refused(
     assert added_up(log, "shop.public.p") == {(1,): 1}
 
 
+def test_what_is_said_of_a_table_that_is_full_and_cannot_be(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    """It is not told to do what it has done."""
+    connection.execute("create table t(a int); alter table t replica identity full")
+    capture(log, database.dsn()).run("caught up")
+    connection.execute("alter table t drop column a")
+    with pytest.raises(errors.NoReplicaIdentity) as raised:
+        capture(log, database.dsn()).run("caught up")
+    assert raised.value.fix == 'give table "public"."t" a primary key'
+
+
 def test_a_text_that_is_not_utf8_stops_its_table_only(postgres: Server, log: EmbeddedLog) -> None:
     """A database of the encoding SQL_ASCII takes any bytes; the server would end the stream."""
     with postgres.connect() as control:
