@@ -438,9 +438,9 @@ class Captured:
         if sum(len(one.first) for one in self.touched if one.xid == last) > TOUCHED_MAX:
             self.overtaken(last)
         keys = [made.new.column(name) for name in self.state.key]
-        for columns, which in ((keys, found.unknown), (made.read, found.doubtful)):
-            if len(which):
-                texts = [key_texts(column.take(pa.array(which))) for column in columns]
+        for columns, places in ((keys, found.unknown), (made.read, found.doubtful)):
+            if len(places):
+                texts = [key_texts(column.take(pa.array(places))) for column in columns]
                 self.state.pending += [list(one) for one in zip(*texts, strict=True)]
 
     # -- the snapshot -----------------------------------------------------------------------
