@@ -10,6 +10,7 @@ Not caught: other versions of Debezium and other settings than those that are ru
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import time
@@ -387,6 +388,15 @@ def test_the_comment_of_a_column_is_its_type(tmp_path: Path) -> None:
         assert one is not None
         assert other is not None
         assert (one["after"]["v"], other["after"]["v"]) == (86_400_000_000, "P1D")
+
+
+def test_a_number_has_any_length(tmp_path: Path) -> None:
+    """Python reads no int of more than 4300 digits; numeric has up to 131072."""
+    given = batches(tmp_path, [(1, "c", f"-{10**4000}{'0' * 4000}", 1)])
+    [event] = hr.debezium(given, types={"v": "numeric"})
+    assert event.value is not None
+    value = base64.b64decode(event.value["after"]["v"]["value"])
+    assert int.from_bytes(value, signed=True) == -(10**8000)
 
 
 def test_what_can_be_left_out(tmp_path: Path) -> None:

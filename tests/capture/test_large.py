@@ -28,6 +28,8 @@ from tests.capture.conftest import Database
 from tests.log.kit import checked
 
 TABLES = ["a", "b", "c"]
+STREAMED = "-c logical_decoding_work_mem=64kB"
+"""Of a capture: what has more bytes comes while it still runs."""
 
 
 def changes(log: EmbeddedLog, name: str) -> dict[str, list[Any]]:
@@ -44,9 +46,9 @@ def changes(log: EmbeddedLog, name: str) -> dict[str, list[Any]]:
 @pytest.mark.parametrize("seed", range(2))
 def test_by_parts_the_log_is_the_same(seed: int, database: Database, log: EmbeddedLog) -> None:
     """Savepoints, key changes, truncates, large values: each transaction in parts of a few rows."""
-    with database.connect(options="-c logical_decoding_work_mem=64kB") as connection:
+    with database.connect() as connection:
         make_tables(connection, TABLES, "c")
-        whole = Capture(log, "whole", database.dsn())
+        whole = Capture(log, "whole", database.dsn(options=STREAMED))
         parts = Capture(log, NAME, database.dsn(), part_bytes=[400, 5000][seed])
         for one in (whole, parts):
             one.run("caught up")
@@ -107,10 +109,10 @@ def test_a_table_that_stops_in_the_middle_leaves_the_others(
 
 
 def test_columns_that_come_in_the_middle(database: Database, log: EmbeddedLog) -> None:
-    with database.connect(options="-c logical_decoding_work_mem=64kB") as connection:
+    with database.connect() as connection:
         run = connection.execute
         run("create table t(id int primary key, v text)")
-        shop = Capture(log, NAME, database.dsn(), part_bytes=4000)
+        shop = Capture(log, NAME, database.dsn(options=STREAMED), part_bytes=4000)
         shop.run("caught up")
         rows = "insert into t select g, 'v' || g from generate_series({}, {}) g"
         with connection.transaction():
@@ -125,6 +127,56 @@ def test_columns_that_come_in_the_middle(database: Database, log: EmbeddedLog) -
             run("update t set id = -id where id % 5 = 0")
         shop.run("caught up")
         assert stopped(log) == []
+        assert differences(log, connection, ["t"]) == []
+
+
+@pytest.mark.parametrize("part_bytes", [4000, 4 << 20])
+@pytest.mark.parametrize("other", ["bigint", "text using 'k' || id"])
+def test_a_key_that_gets_another_type_in_the_middle(
+    database: Database, log: EmbeddedLog, other: str, part_bytes: int
+) -> None:
+    """What the transaction did before is said by keys that the topic does not have any more."""
+    with database.connect() as connection:
+        run = connection.execute
+        run("create table t(id int primary key, v text)")
+        run("insert into t select generate_series(1, 100)")
+        shop = Capture(log, NAME, database.dsn(), part_bytes=part_bytes)
+        shop.run("caught up")
+        with connection.transaction():
+            run("insert into t select generate_series(101, 300)")
+            run("delete from t where id % 7 = 0")
+            run("update t set id = id + 1000 where id % 3 = 0")
+            run(f"alter table t alter id type {other}")
+            run("update t set v = 'after' where id::text like '%5'")
+            run("insert into t values ('2000')")
+        shop.run("caught up")
+        assert stopped(log) == []
+        assert differences(log, connection, ["t"]) == []
+
+
+def test_what_the_server_cannot_stream_before_it_has_ended(
+    database: Database, log: EmbeddedLog
+) -> None:
+    """It is asked for it as a whole; else it would say for ever that it finds no relation."""
+    lost: list[Exception] = []
+    with database.connect() as connection:
+        run = connection.execute
+        run("create table t(id int primary key, v text)")
+        shop = Capture(log, NAME, database.dsn(options=STREAMED), lost=lost.append)
+        shop.run("caught up")
+        rows = "insert into t select g, repeat('v', 90) from generate_series({}, {}) g"
+        with connection.transaction():
+            run(rows.format(1, 2000))
+            run("savepoint one")
+            run("alter table t add column w int")
+            run(rows.format(2001, 4000))
+            run("rollback to one")
+            run(rows.format(2001, 4000))
+            run("alter table t alter id type bigint")
+            run(rows.format(4001, 6000))
+        shop.run("caught up")
+        assert [str(one) for one in lost if "could not map filenumber" not in str(one)] == []
+        assert len(lost) <= 1
         assert differences(log, connection, ["t"]) == []
 
 

@@ -21,6 +21,7 @@ from headrace.sources.postgres import capture as module
 from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.snapshot import copied
 from headrace.sources.postgres.status import statuses
+from headrace.sources.postgres.stream import Stream
 from tests.capture.conftest import Database
 from tests.capture.kit import capture
 from tests.capture.test_tables import asks
@@ -89,14 +90,22 @@ def test_a_run_that_has_an_end_gives_up(
 
     monkeypatch.setattr(Capture, "_rest", rest)
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 3.0)
-    with pytest.raises(errors.SourceAway, match="refuses: temporary file size"):
+    with pytest.raises(errors.SourceAway, match="refuses: temporary file size") as raised:
         shop.run("caught up")
+    assert "server's log" in raised.value.fix
+
+
+def test_what_the_server_says_of_a_stream_has_its_code(database: Database) -> None:
+    """By it we know that the server is not away."""
+    with pytest.raises(psycopg.OperationalError, match="does not exist") as raised:
+        Stream(database.dsn(), "none", "none", 0)
+    assert raised.value.sqlstate == "42704"
 
 
 def test_a_stream_that_breaks_at_once_is_tried_again_ever_later(
     database: Database, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the server cannot decode a change: it says so, and has no code for it."""
+    """As where the server cannot decode a change."""
     shop = capture(log, database.dsn())
     rested: list[float] = []
 

@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ import headrace as hr
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.sources.postgres import snapshot, snapshots
 from headrace.sources.postgres.capture import Capture
+from headrace.sources.postgres.snapshots import Progress
 from headrace.testing.capture_bag import Bag, bag_case, counted
 from headrace.testing.postgres import Server
 from tests.capture.conftest import Database
+from tests.capture.kit import added_up
 
 Connect = Callable[..., psycopg.Connection[Any]]
 
@@ -194,6 +197,22 @@ def test_keys_of_a_type_whose_schema_is_not_in_the_search_path(
         assert sorted(said) == ["B", "D", "F", "a", "c", "e", "g"]
 
 
+@pytest.mark.parametrize(("kind", "index"), [("label", ""), ("hstore", ""), ("citext", "text_ops")])
+def test_keys_that_are_told_apart_by_their_index_only(
+    database: Database, connect: Connect, log: EmbeddedLog, kind: str, index: str
+) -> None:
+    """By the operators of the type 'a' and 'A' are one key; others have none that is found."""
+    run = connect().execute
+    run("create extension hstore; create extension citext")
+    run("create type word as enum ('b=>1', 'B=>1', 'a=>1'); create domain label as word")
+    run(f"create table t(id {kind} not null); create unique index i on t(id {index})")
+    run("alter table t replica identity using index i")
+    run("insert into t values ('b=>1'), ('B=>1'), ('a=>1')")
+    Capture(log, "shop", database.dsn(), chunk_rows=1).run("caught up")
+    said = [row["id"] for one in log.read("shop.public.t") for row in one.to_pylist()]
+    assert sorted(one.replace('"', "") for one in said) == ["B=>1", "a=>1", "b=>1"]
+
+
 def test_keys_of_a_type_whose_schema_may_not_be_used(
     database: Database, connect: Connect, log: EmbeddedLog
 ) -> None:
@@ -354,3 +373,29 @@ def _wait(what: Callable[[], object]) -> None:
     while not what():
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+def test_rows_that_change_their_keys_with_each_other_while_they_are_read(
+    database: Database, connect: Connect, log: EmbeddedLog
+) -> None:
+    """A deferrable key, which only the end of a transaction makes unique. Chunks are read ahead."""
+    run = connect().execute
+    run("create table t(id int primary key deferrable initially deferred, v int)")
+    run("alter table t replica identity full")
+    run("insert into t select g, g from generate_series(1, 100) g")
+    swapped = 0
+
+    def swap(one: Progress) -> None:
+        nonlocal swapped
+        swapped += 1
+        ahead = one.rows + 2
+        run(
+            f"update t set id = case id when {ahead} then {ahead + 2} else {ahead} end"
+            f" where id in ({ahead}, {ahead + 2})"
+        )
+
+    shop = Capture(log, "shop", database.dsn(), chunk_rows=2, readers=1, report=swap)
+    shop.run("caught up")
+    shop.run("caught up")
+    assert swapped > 40
+    assert added_up(log, "shop.public.t") == Counter(run("select id, v from t").fetchall())

@@ -20,6 +20,7 @@ from headrace.log.embedded.log import EmbeddedLog
 from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.preflight import Wanted, findings
 from headrace.sources.postgres.prepare import reached
+from headrace.testing.postgres import Server
 from tests.capture.conftest import Database
 from tests.capture.kit import added_up, capture, ending
 from tests.capture.test_capture import running, wait
@@ -276,3 +277,40 @@ def test_a_publication_that_has_partitions_instead_of_their_table_is_refused(
     connection.execute("alter publication headrace_shop set (publish_via_partition_root)")
     capture(log, database.dsn()).run("caught up")
     assert added_up(log, "shop.public.p") == {(1,): 1}
+
+
+def test_what_is_said_of_a_table_that_is_full_and_cannot_be(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    """It is not told to do what it has done."""
+    connection.execute("create table t(a int); alter table t replica identity full")
+    capture(log, database.dsn()).run("caught up")
+    connection.execute("alter table t drop column a")
+    with pytest.raises(errors.NoReplicaIdentity) as raised:
+        capture(log, database.dsn()).run("caught up")
+    assert raised.value.fix == 'give table "public"."t" a primary key'
+
+
+def test_a_text_that_is_not_utf8_stops_its_table_only(postgres: Server, log: EmbeddedLog) -> None:
+    """A database of the encoding SQL_ASCII takes any bytes; the server would end the stream."""
+    with postgres.connect() as control:
+        control.execute("create database loose encoding 'SQL_ASCII' locale 'C' template template0")
+    try:
+        with postgres.connect("loose", client_encoding="SQL_ASCII") as connection:
+            run = connection.execute
+            run("create table t(id int primary key, v text); create table u(id int primary key)")
+            shop = capture(log, postgres.dsn("loose"))
+            shop.run("caught up")
+            run(b"insert into t values (1, 'caf\xc3\xa9')")
+            run(b"select pg_logical_emit_message(true, E'\\xe9', 'said')")
+            run(b"insert into t values (2, E'caf\\xe9')")
+            run("insert into u values (1)")
+            shop.run("caught up")
+        assert shop.state is not None
+        assert "is not UTF-8" in shop.state.tables["public.t"].reason
+        assert log.table("shop.public.u").scan().read_all().to_pylist()[0]["id"] == 1
+        assert [row["prefix"] for one in log.read("shop._messages") for row in one.to_pylist()] == [
+            r"\xe9"
+        ]
+    finally:
+        postgres.drop_database("loose")

@@ -47,6 +47,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -378,7 +379,7 @@ def _decimal(text: str, scale: int | None, mode: Decimals) -> Any:
         fraction = fraction.rstrip("0")
     if scale is not None and scale < 0:
         whole = whole[:scale] if len(whole.lstrip("-")) > -scale else "0"
-    number = int(whole + fraction)
+    number = int(Decimal(whole + fraction))  # of int, a text has 4300 digits at most
     value = _base64(number.to_bytes((number + (number < 0)).bit_length() // 8 + 1, signed=True))
     return value if scale is not None else {"scale": len(fraction), "value": value}
 

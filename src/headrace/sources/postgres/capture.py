@@ -172,6 +172,8 @@ class Capture:
         self._noted = (0.0, 0)
         self._held: Transaction | None = None
         """Taken from the stream, and waiting for a chunk to be published."""
+        self._in_progress = True
+        """Whether large transactions come while they still run: see `Stream`."""
         self._stopping = False
         self._sound = True
         """Whether the state in memory is that in the log: not after an error."""
@@ -223,10 +225,18 @@ class Capture:
                 if self.state is not None and self.state.failed != said:
                     self.state.failed = said
                     self._save(self.state.lsn)
+                if (getattr(error, "sqlstate", None) or "").startswith("XX"):
+                    self._in_progress = False
                 if until is not None and now - away >= PATIENCE_SECONDS:
-                    what = "refuses" if _refuses(error) else "is away"
+                    refuses = _refuses(error)
+                    what = "refuses" if refuses else "is away"
                     raise errors.SourceAway(
-                        f"the database of capture '{self.name}' {what}: {said}", place=self.name
+                        f"the database of capture '{self.name}' {what}: {said}",
+                        place=self.name,
+                        why="it answers, and says no to what it is asked for" if refuses else "",
+                        fix="look for it in the server's log, mend it, then run the capture again"
+                        if refuses
+                        else "",
                     ) from error
                 if self._lost is not None:
                     self._lost(error)
@@ -259,7 +269,8 @@ class Capture:
         shutil.rmtree(self._folder, ignore_errors=True)
         os.makedirs(self._folder)
         spill = Spill(self._folder, SPILLED_PARTS * self._part_bytes)
-        with Stream(self.dsn, state.slot, state.publication, state.lsn, spill) as stream:
+        place = state.slot, state.publication, state.lsn
+        with Stream(self.dsn, *place, spill, in_progress=self._in_progress) as stream:
             if self._hear():  # before the stream: a table that it cannot go on with is read anew
                 return state.lsn
             while True:

@@ -295,9 +295,9 @@ class Captured:
         keyless = not self.state.key
         if keyless and self.snapshotting:
             runs = [run for run in runs if self._counts(run[1])]
-            if not runs:
-                none = np.empty(0, np.int64)
-                return Changes(_empty(self.own), none, none, pa.array([], pa.string()))
+        if not runs:
+            none = np.empty(0, np.int64)
+            return Changes(_empty(self.own), none, none, pa.array([], pa.string()))
         if len(runs) == 1 and runs[0][2].op == "i" and self.state.status == LIVE:
             number, _, rows = runs[0]  # nothing is to be completed
             made = self._widened(operations([rows], self.format(rows.relation)))
@@ -307,6 +307,8 @@ class Captured:
         parts: list[Operations] = []
         for _, group in groupby(runs, lambda run: id(run[2].relation)):
             same = [run for _, _, run in group]  # runs of one definition of the table
+            if not self._says_key(same[0]):
+                return self.changes(self._without_older(runs), lookup)
             parts.append(self._widened(operations(same, self.format(same[0].relation))))
         made = whole_keys(joined(parts), self.state.key)
         changed = made.kinds != INSERT
@@ -317,6 +319,7 @@ class Captured:
             self.state.key,
             lookup or self.lookup,
             given_is_there=keyless or not self.snapshotting,
+            by_row=self.info.deferrable and self.snapshotting,
         )
         transaction = np.repeat([one for one, _, _ in runs], [len(run) for _, _, run in runs])
         kinds = made.kinds[found.operation]
@@ -325,6 +328,20 @@ class Captured:
             return self._counted(all_of, found)
         self._note(made, found, runs)
         return all_of
+
+    def _says_key(self, rows: Rows) -> bool:
+        """Whether the key has the types that the topic's has."""
+        return set(self.state.key) <= set(self.format(rows.relation).names)
+
+    def _without_older(self, runs: Sequence[Run]) -> list[Run]:
+        """Those that say the key as the topic has it; what the others did is read with the table.
+
+        They are of the transaction that has given the key other types, or of one before it.
+        """
+        self.read_again()
+        for xid in {xid for _, xid, rows in runs if not self._says_key(rows)}:
+            self.overtaken(xid)
+        return [run for run in runs if self._says_key(run[2])]
 
     def _counts(self, xid: int) -> bool:
         """Without a key, snapshotting: whether the stream is heard on a transaction."""
@@ -427,10 +444,11 @@ class Captured:
         last = part[-1][1]  # only a transaction that comes by parts has so many
         if sum(len(one.first) for one in self.touched if one.xid == last) > TOUCHED_MAX:
             self.overtaken(last)
-        if len(found.unknown):
-            places = pa.array(found.unknown)
-            texts = [key_texts(made.new.column(name).take(places)) for name in self.state.key]
-            self.state.pending += [list(one) for one in zip(*texts, strict=True)]
+        keys = [made.new.column(name) for name in self.state.key]
+        for columns, places in ((keys, found.unknown), (made.read, found.doubtful)):
+            if len(places):
+                texts = [key_texts(column.take(pa.array(places))) for column in columns]
+                self.state.pending += [list(one) for one in zip(*texts, strict=True)]
 
     # -- the snapshot -----------------------------------------------------------------------
 

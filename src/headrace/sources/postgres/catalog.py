@@ -151,6 +151,8 @@ class TableInfo:
     rewriting that changes values is another one; a truncate, or VACUUM FULL, is not."""
     labels: tuple[tuple[int, str], ...] = ()
     """Those of the enums of its columns, by their oid: a label can be renamed, silently."""
+    deferrable: bool = False
+    """Its key: until a transaction ends, several rows may have the same."""
 
     @property
     def streamed(self) -> list[ColumnInfo]:
@@ -468,6 +470,7 @@ def _table(row: Any, columns: tuple[ColumnInfo, ...], version: int) -> TableInfo
         storage=row.storage or "",
         altered=row.altered or "",
         selectable=row.selectable,
+        deferrable=not row.immediate,
     )
 
 

@@ -145,7 +145,7 @@ class Whole:
         if found is None:
             self.close()
             return False
-        self.visible, self._lsn = found
+        self.visible, self._lsn, _ = found
         return True
 
     def next(self) -> Chunk:

@@ -282,7 +282,7 @@ def _string(message: bytes, at: int) -> tuple[str, int]:
     end = message.find(b"\0", at)
     if end < 0:
         raise bad("a name without end", message, at)
-    return message[at:end].decode(), end + 1
+    return message[at:end].decode(errors="backslashreplace"), end + 1
 
 
 def read_relation(message: bytes, at: int) -> Relation:

@@ -258,9 +258,12 @@ def _check_whole(table: TableInfo, publication: Publication) -> None:
 def _check_identity(table: TableInfo) -> None:
     name = (table.schema, table.name)
     if not table.identity:
+        fix = f"ALTER TABLE {quoted(name)} REPLICA IDENTITY "
+        fix += "DEFAULT" if table.key else "FULL, or give it a primary key"
+        if table.replica_identity == "f" and not table.key:  # its columns do not allow that
+            fix = f"give table {quoted(name)} a primary key"
         raise errors.NoReplicaIdentity(
             f"table {table.schema}.{table.name} has no replica identity",
             place=f"table {table.schema}.{table.name}",
-            fix=f"ALTER TABLE {quoted(name)} REPLICA IDENTITY "
-            + ("DEFAULT" if table.key else "FULL, or give it a primary key"),
+            fix=fix,
         )

@@ -134,7 +134,6 @@ class Chunk:
 def read_chunk(connection: psycopg.Connection, wanted: Wanted) -> Chunk | None:
     """The rows behind a key, in its order, or those of some keys; None: not yet, try again."""
     names = sql.SQL(", ").join(map(sql.Identifier, wanted.columns))
-    keys = sql.SQL(", ").join(map(sql.Identifier, wanted.key))
     table = wanted.source
     upto = None if wanted.upto is None else list(wanted.upto)
     rows: list[bytes] | None = None
@@ -143,13 +142,16 @@ def read_chunk(connection: psycopg.Connection, wanted: Wanted) -> Chunk | None:
         found = begin(cursor, wanted)
         if found is None:
             return None
-        visible, lsn = found
+        visible, lsn, unusual = found
+        by = [
+            (_AS_TEXT if one in unusual else sql.SQL("{}")).format(sql.Identifier(one))
+            for one in wanted.key
+        ]
+        keys = sql.SQL(", ").join(by)
         if wanted.only is None and upto is None:
-            printed, back = (
-                sql.SQL(", ").join(sql.SQL(form).format(sql.Identifier(one)) for one in wanted.key)
-                for form in ("t.{}::text", "t.{} DESC")
-            )
-            asked = sql.SQL("SELECT {} FROM {} t ORDER BY {} LIMIT 1").format(printed, table, back)
+            printed = sql.SQL(", ").join(_PRINTED.format(sql.Identifier(one)) for one in wanted.key)
+            back = sql.SQL(", ").join(sql.SQL("{} DESC").format(one) for one in by)
+            asked = sql.SQL("SELECT {} FROM {} ORDER BY {} LIMIT 1").format(printed, table, back)
             row = cursor.execute(asked).fetchone()
             upto = None if row is None else list(row)
         conditions: list[sql.Composable] = [sql.SQL("true")]
@@ -222,9 +224,33 @@ _OPERATORS = """
 an extension whose schema is not in the search path, where citext would be compared as text.
 Who may not use that schema is refused: a type is not found there by its name (the filter)."""
 
+_UNUSUAL = """
+    (select coalesce(array_agg(attname::text), '{}')
+    from pg_index, unnest(indkey::int2[], indclass::oid[], indcollation::oid[]) part(at, class, by)
+    join pg_opclass c on c.oid = class
+    join pg_amop on amopfamily = opcfamily and amoplefttype = opcintype
+      and amoprighttype = opcintype and amopstrategy = 1
+    join pg_operator o on o.oid = amopopr
+    join pg_attribute on attrelid = %s::regclass and attnum = at
+    join pg_type t on t.oid = atttypid
+    where indrelid = attrelid and (indisprimary or indisreplident) and (
+      by <> attcollation or oprname <> '<' or opcintype = 'anyenum'::regtype and typtype = 'd'
+      or opcintype <> atttypid and exists (select from pg_opclass own
+        where own.opcintype = atttypid and own.opcmethod = c.opcmethod and own.opcdefault)))
+"""
+"""Columns that `<` does not tell apart as their index does: it has another collation than they, or
+another class of operators than their type; or that it does not know (hstore, a domain of an enum).
+"""
+_PRINTED = sql.SQL("format('%s', {})")
+_AS_TEXT = sql.SQL("format('%s', {}) COLLATE \"C\"")
+"""How these are compared: no index helps, but no key is passed over."""
 
-def begin(cursor: psycopg.Cursor[Any], wanted: Wanted) -> tuple[Visible, int] | None:
-    """Take a snapshot for this transaction; None if it does not see what it must."""
+
+def begin(cursor: psycopg.Cursor[Any], wanted: Wanted) -> tuple[Visible, int, list[str]] | None:
+    """Take a snapshot for this transaction; None if it does not see what it must.
+
+    Its place, and the columns that are not compared as others are.
+    """
     cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
     if wanted.only is None:  # or, without statistics, all rows left are sorted for each chunk
         cursor.execute("SET LOCAL enable_sort = off")
@@ -235,13 +261,13 @@ def begin(cursor: psycopg.Cursor[Any], wanted: Wanted) -> tuple[Visible, int] | 
     )
     cursor.execute(
         "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn() - '0/0',"
-        f" {_SHAPE}, {_OPERATORS}",
-        (quoted(wanted.table), list(wanted.columns), quoted(wanted.table)),
+        f" {_SHAPE}, {_UNUSUAL}, {_OPERATORS}",
+        (quoted(wanted.table), list(wanted.columns), *[quoted(wanted.table)] * 2),
     )
-    text, lsn, shape, _ = cursor.fetchone() or ("", 0, None, "")
+    text, lsn, shape, unusual, _ = cursor.fetchone() or ("", 0, None, [], "")
     visible = Visible.parse(text)
     same = shape == (wanted.shape or shape)
-    return (visible, int(lsn)) if same and wanted.accepts(visible) else None
+    return (visible, int(lsn), unusual) if same and wanted.accepts(visible) else None
 
 
 def copied(

@@ -62,11 +62,26 @@ class Stream:
     """A replication connection that streams."""
 
     def __init__(
-        self, dsn: str, slot: str, publication: str, start: int, spill: Spill | None = None
+        self,
+        dsn: str,
+        slot: str,
+        publication: str,
+        start: int,
+        spill: Spill | None = None,
+        *,
+        in_progress: bool = True,
     ) -> None:
-        """Start to stream the slot from a commit boundary."""
+        """Start to stream the slot from a commit boundary.
+
+        `in_progress`: large transactions come while they still run. The server (18.1 at least)
+        cannot do that with one that rolls back an ALTER TABLE to a savepoint and rewrites the
+        table behind: "could not map filenumber to relation OID". Once it has ended, it can.
+        """
         self._connection = connected(dsn, replication="database")
         self._pg = self._connection.pgconn
+        if self._pg.parameter_status(b"server_encoding") == b"SQL_ASCII":
+            # Texts as they are: else one that is not UTF-8 would end the stream, for all tables.
+            self._connection.execute("SET client_encoding = 'SQL_ASCII'")
         _bound_window(self._pg.socket)
         self._assembler = Assembler(spill)
         self._confirmed = start
@@ -78,13 +93,12 @@ class Stream:
         command = (
             f'START_REPLICATION SLOT "{slot}" LOGICAL {lsn_text(start)}'
             f" (proto_version '2', publication_names '\"{publication}\"',"
-            " messages 'true', streaming 'on')"
+            f" messages 'true', streaming '{'on' if in_progress else 'off'}')"
         )
         result = self._pg.exec_(command.encode())
         if result.status != pq.ExecStatus.COPY_BOTH:
-            message = result.error_message.decode(errors="replace").strip()
             self._connection.close()
-            raise psycopg.OperationalError(message)
+            raise _ended(result)
         threading.Thread(target=self._beat, name=f"headrace-{slot}", daemon=True).start()
 
     def __enter__(self) -> Stream:
@@ -149,11 +163,7 @@ class Stream:
                     self._tell()
                 continue
             if size < 0:
-                ended = pg.get_result()
-                said = b"" if ended is None else ended.error_message
-                raise psycopg.OperationalError(
-                    said.decode(errors="replace").strip() or "the server ended the stream"
-                )
+                raise _ended(pg.get_result())
             now = time.monotonic()
             if self._due():
                 self._tell()
@@ -190,6 +200,17 @@ class Stream:
         self._pg.put_copy_data(status_update(at, at, at, time_us=SystemClock().now_us()))
         self._pg.flush()
         self._told = time.monotonic()
+
+
+def _ended(result: pq.abc.PGresult | None) -> psycopg.OperationalError:
+    """What the server says of the end of the stream, with its code if it has one."""
+    said = b"" if result is None else result.error_message
+    error = psycopg.OperationalError(
+        said.decode(errors="replace").strip() or "the server ended the stream"
+    )
+    code = result and result.error_field(pq.DiagnosticField.SQLSTATE)
+    error.sqlstate = code.decode() if code else None
+    return error
 
 
 def _bound_window(number: int) -> None:
