@@ -17,6 +17,7 @@ import pytest
 
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.sources.postgres import snapshots
 from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.preflight import Wanted, findings
 from headrace.sources.postgres.prepare import reached
@@ -206,6 +207,42 @@ def test_a_partition_that_names_its_rows_by_other_columns_stops_its_table_only(
         asks(log, database, t=1)
         wait(lambda: statuses(shop)["public.t"] == "live")
     assert rows(log, "public.t") == run("select * from t order by id").fetchall()
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "by parts"])
+@pytest.mark.parametrize(
+    "comes", ["insert into t values (5, 55)", "update t set id = 5 where id = 7"]
+)
+def test_a_row_that_was_deleted_unheard_goes_when_another_one_gets_its_key(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch, comes: str, large: bool,
+) -> None:  # fmt: skip
+    """Its table was stopped, is read anew, and the first chunk sees the other row, or does not."""
+    run = connection.execute
+    run("create table t(id int primary key, a int)")
+    run("insert into t select g, g from generate_series(1, 10) g")
+    shop = capture(log, database.dsn(), heartbeat_seconds=0.3, part_bytes=1 if large else 1 << 20)
+    shop.run("caught up")
+    read, begun = snapshots.read_chunk, threading.Event()
+
+    def written(*given: Any) -> Any:
+        if begun.is_set():
+            return read(*given)
+        begun.set()
+        run(comes.encode())
+        chunk = read(*given)
+        run("delete from t where id = 3; insert into t values (3, 33), (6, 66)")
+        return chunk
+
+    with following(shop, connection):
+        run("alter table t replica identity nothing; insert into t values (20, 20)")
+        wait(lambda: statuses(shop)["public.t"] == "stopped")
+        run("alter table t replica identity default; delete from t where id in (5, 6)")
+        monkeypatch.setattr(snapshots, "read_chunk", written)
+        asks(log, database, t=1)
+        wait(lambda: begun.is_set() and statuses(shop)["public.t"] == "live")
+    shop.run("caught up")
+    assert added_up(log, "shop.public.t") == dict.fromkeys(run("select * from t").fetchall(), 1)
 
 
 def test_what_is_wrong_with_the_publication_is_no_matter_of_the_table_that_shows_it(

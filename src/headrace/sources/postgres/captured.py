@@ -317,7 +317,28 @@ class Captured:
         if keyless:
             return self._counted(all_of, found)
         self._note(made, found, runs)
+        if self.snapshotting and self.state.thorough:
+            return self._displacing(all_of, found.operation, lookup or self.lookup)
         return all_of
+
+    def _displacing(self, changes: Changes, operation: Numbers, lookup: Lookup) -> Changes:
+        """Take away first what has the key of a row that comes: the database lost it unheard."""
+        keys = [changes.rows.column(name) for name in self.state.key]
+        first = np.zeros(len(changes.weight), bool)  # of its key: later ones follow from it
+        first[np.unique(hash64(keys, 1), return_index=True)[1]] = True
+        come = np.flatnonzero(first & (changes.weight > 0))
+        if not len(come):
+            return changes
+        found, old = lookup([key.take(pa.array(come)) for key in keys])
+        come = come[found]
+        count = len(come)
+        order = np.argsort(np.concatenate([operation[come], operation]), kind="stable")
+        return Changes(
+            pa.concat_batches([old, changes.rows]).take(pa.array(order)),
+            np.concatenate([np.full(count, -1), changes.weight])[order],
+            np.concatenate([changes.transaction[come], changes.transaction])[order],
+            pa.concat_arrays([pa.repeat("d", count), changes.op]).take(pa.array(order)),
+        )
 
     def _counts(self, xid: int) -> bool:
         """Without a key, snapshotting: whether the stream is heard on a transaction."""
