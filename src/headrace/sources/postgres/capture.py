@@ -16,12 +16,13 @@ small transactions share an entry. A large one is an entry alone, whole, and is 
 whole: it comes by way of files (`spill`), and goes by way of staged pieces (`large`).
 
 **The same table?** The stream names a table and its columns, and says nothing of most of what DDL
-does. So five things are remembered of each table (`TableState`); where one is another than it was,
+does. So six things are remembered of each table (`TableState`); where one is another than it was,
 rows may have changed in silence, and the table is read anew. They are its `oid` (another table has
 the name, or this one had another name meanwhile); its entry in the publication (`member`: what it
 did while it was out never comes); its files (`storage`: rewritten, or partitions came or went; a
-truncate gives it new ones too, so behind one `altered` decides); the numbers of its `columns`; and
-the `labels` of its enums. The catalog is seen as it is now, and the stream is behind: what is seen
+truncate gives it new ones too, so behind one `altered` decides); the numbers of its `columns`; the
+`labels` of its enums; and who has altered its `partitions` (they may have named rows by other
+columns: a reason only where a row is missing, or would not be missed). The catalog is seen as it is now, and the stream is behind: what is seen
 counts once the stream has passed the place of the look, or when the stream itself describes it.
 
 **What stops what.** A value or type that cannot be carried stops its table, which says why, and the
@@ -66,6 +67,7 @@ from headrace.sources.postgres.snapshot import CHUNK_ROWS
 from headrace.sources.postgres.snapshots import READERS, Report, Snapshots
 from headrace.sources.postgres.spill import Spill
 from headrace.sources.postgres.state import (
+    LIVE,
     SNAPSHOTTING,
     STOPPED,
     State,
@@ -561,7 +563,7 @@ class Capture:
         if not state.member and state.oid in (0, info.oid):  # else `resume` finds it another one
             state.member = member
         if not state.oid:
-            state.oid = info.oid
+            state.oid, state.partitions = info.oid, info.partitions
             _note_files(state, info)
         captured = self._tables.get(name)
         if captured is None:
@@ -757,6 +759,7 @@ class Capture:
             self._note_member(captured, published, info)
             self._settle_storage(captured, info)
             self._take_in_empty(captured, info, control)
+            self._doubt_altered(captured, info, control)
             if captured.state.status == STOPPED and captured.state.oid >= 0:
                 captured.differs_at = None
             elif self._is_so(captured, info):
@@ -816,7 +819,11 @@ class Capture:
         with _stops(state):
             if info is not None and info.unlogged:
                 _refuse_unfit(info, state)
-            if not _same_key(captured, relation):
+            back = info is not None and _same_key(captured, _as_relation(info))
+            if not _same_key(captured, relation) and back:  # it was another one for a while
+                captured.read_again()
+                state.fence = -1
+            elif not _same_key(captured, relation):
                 named = ", ".join(one.name for one in relation.columns if one.key)
                 if not named or not state.key:
                     what = "no replica identity" if state.key else "no REPLICA IDENTITY FULL"
@@ -882,13 +889,29 @@ class Capture:
                 state.grown = catalog.lsn(control)
                 state.storage = " ".join(sorted(oids, key=oids.__getitem__))
 
+    def _doubt_altered(
+        self, captured: Captured, info: catalog.TableInfo, control: psycopg.Connection
+    ) -> None:
+        """A partition that was altered may have named its rows by other columns for a while.
+
+        In a live table a row whose key was changed then is missing, and so it is seen. In one that
+        was being read it is not: that is read anew.
+        """
+        state = captured.state
+        if _altered(state.partitions, info.partitions):
+            state.grown = catalog.lsn(control)
+            if captured.snapshotting or (captured.read_lately and state.status == LIVE):
+                captured.read_again()
+        state.partitions, captured.read_lately = info.partitions, captured.snapshotting
+
     def _changes(
         self, captured: Captured, runs: Sequence[Run], lookup: Lookup | None = None
     ) -> Changes:
         """What transactions do to a table; it is read anew if its rows changed in silence."""
         try:
             return captured.changes(runs, lookup)
-        except errors.BeforeImageMissing:
+        except (errors.BeforeImageMissing, errors.NoReplicaIdentity) as error:
+            named = not isinstance(error, errors.NoReplicaIdentity)
             with connected(self.dsn) as control:
                 info = catalog.table(control, (captured.info.schema, captured.info.name))
             state = captured.state
@@ -897,11 +920,15 @@ class Capture:
                     raise captured.named_otherwise() from None
                 self._settle_storage(captured, info)
                 moved = state.storage != info.storage or self._lsn < state.grown
-                if not moved and _labels(info, state.labels) == state.labels:
+                moved = moved or _altered(state.partitions, info.partitions)
+                if named and not moved and _labels(info, state.labels) == state.labels:
                     raise
                 _note_files(state, info)
             captured.read_again()
-            return captured.changes(runs, lookup)
+            if named:
+                return captured.changes(runs, lookup)
+            state.fence = -1  # they are not heard, so they must be seen
+            return captured.nothing()
 
     def _append(self, items: Sequence[Transaction | Message]) -> None:
         """One entry: the rows of all tables, and the resume point."""
@@ -1119,6 +1146,12 @@ def _labels(info: catalog.TableInfo, like: str | None = None) -> str:
     last = info.labels[-1][0] if like is None else int(like.partition(" ")[0])
     known = repr([one for one in info.labels if one[0] <= last])
     return f"{last} {hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}"
+
+
+def _altered(before: str, now: str) -> bool:
+    """Whether a partition was altered that was there before: see `TableInfo.partitions`."""
+    known = dict(one.split(":") for one in before.split())
+    return any(known.get(oid, xid) != xid for oid, xid in (one.split(":") for one in now.split()))
 
 
 def _as_relation(info: catalog.TableInfo) -> Relation:

@@ -112,6 +112,8 @@ class Captured:
     """Bytes of a row, as last seen."""
     published: bool = True
     """Whether the stream has its changes: else it waits to be published, and is not read."""
+    read_lately: bool = False
+    """Whether it was being read since it was last looked at."""
     differs_at: int | None = None
     """Where the write-ahead log was when the table was first seen to have other columns."""
     _formats: dict[int, tuple[Relation, Format]] = field(default_factory=dict)
@@ -289,8 +291,7 @@ class Captured:
         if keyless and self.snapshotting:
             runs = [run for run in runs if self._counts(run[1])]
             if not runs:
-                none = np.empty(0, np.int64)
-                return Changes(_empty(self.own), none, none, pa.array([], pa.string()))
+                return self.nothing()
         if len(runs) == 1 and runs[0][2].op == "i" and self.state.status == LIVE:
             number, _, rows = runs[0]  # nothing is to be completed
             made = self._widened(operations([rows], self.format(rows.relation)))
@@ -320,6 +321,11 @@ class Captured:
         if self.snapshotting and self.state.thorough:
             return self._displacing(all_of, found.operation, lookup or self.lookup)
         return all_of
+
+    def nothing(self) -> Changes:
+        """No rows."""
+        none = np.empty(0, np.int64)
+        return Changes(_empty(self.own), none, none, pa.array([], pa.string()))
 
     def _displacing(self, changes: Changes, operation: Numbers, lookup: Lookup) -> Changes:
         """Take away first what has the key of a row that comes: the database lost it unheard."""
@@ -355,12 +361,7 @@ class Captured:
     def _counted(self, changes: Changes, found: Completed) -> Changes:
         """Without a key: old rows are those that the database gave; see `keyless`."""
         if len(found.missing) or len(found.unknown):
-            raise errors.ValueNotCarried(
-                f"table {self.name} has no key and its replica identity is not FULL any more",
-                place=self.name,
-                why="the stream does not say the old row of a change",
-                fix=f"ALTER TABLE {self.name} REPLICA IDENTITY FULL, then read the table anew",
-            )
+            raise self.named_otherwise()
         if not self.snapshotting:
             return changes
         self.state.dirty = True
@@ -374,11 +375,11 @@ class Captured:
         )
 
     def named_otherwise(self) -> errors.NoReplicaIdentity:
-        """The stream does not say by the key which row is changed."""
+        """The stream does not say by the key, or wholly, which row is changed."""
+        key = ", ".join(self.state.key)
+        how = f"names its row by other columns than ({key})" if key else "does not say the old row"
         return errors.NoReplicaIdentity(
-            f"a change of table {self.name}, or of a partition, names its row by other columns "
-            f"than ({', '.join(self.state.key)})",
-            place=self.state.topic,
+            f"a change of table {self.name}, or of a partition, {how}", place=self.state.topic
         )
 
     def overtaken(self, xid: int) -> None:
@@ -453,7 +454,7 @@ class Captured:
         self.state.read_again(thorough=thorough)
         self.drop()
         self.touched, self.emptied, self.seen = [], [], Seen(self.log.path)
-        self.begun = False
+        self.begun, self.read_lately = False, True
         self.must_see = set(self.recent)
 
     def drop(self) -> None:

@@ -70,8 +70,11 @@ class TableState:
     right if nobody has `altered` the table since (`catalog.emptied`). Empty: any is right."""
     altered: str = ""
     """As `catalog.TableInfo` has it, when the storage was last seen to be right."""
+    partitions: str = ""
+    """As `catalog.TableInfo` has it, when it was last looked at."""
     grown: int = 0
-    """Up to here new partitions may have had rows that they lost since: the topic has them not."""
+    """Up to here the stream may change rows that the topic does not have: new partitions have lost
+    them since, or partitions have named them by other columns for a while, which nobody says."""
     labels: str = ""
     """The last of the labels of its enums, and a hash of all: another one, and some were renamed,
     also in a word that the stream does not have. Empty: any are right."""
