@@ -1,19 +1,26 @@
 """The errors of a capture that is started again, provoked on a real server.
 
 `tests/test_provoke_errors.py` walks through them with the others, `test_resume.py` one by one. Each
-function is given a server and an empty database in it, and ends in the error of its code.
+function is given a server and an empty database in it, and ends in the error of its code: that of
+the whole capture, or, of a table without identity, the one that its table is stopped with.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 
+import headrace as hr
+from headrace import errors
 from headrace.sources.postgres import catalog, resume
+from headrace.sources.postgres.capture import Capture
+from headrace.sources.postgres.state import LIVE, STOPPED
 from headrace.testing.postgres import Server, fresh_database
 
 Provocation = Callable[[Server, str], None]
@@ -315,15 +322,39 @@ def deletes_not_published(server: Server, database: str) -> None:
 
 
 def no_identity(server: Server, database: str) -> None:
-    with capture(server, database) as captured:
-        captured.do("alter table orders replica identity nothing")
-        captured.resume()
+    stopped_by(server, database, "alter table orders replica identity nothing")
 
 
 def no_key_any_more(server: Server, database: str) -> None:
-    with capture(server, database) as captured:
-        captured.do("alter table orders drop constraint orders_pkey")
-        captured.resume()
+    stopped_by(server, database, "alter table orders drop constraint orders_pkey")
+
+
+def stopped_by(server: Server, database: str, statement: str) -> None:
+    """Raise what a capture says of its table when it is started again, if the other one goes on."""
+    with (
+        server.connect(database) as connection,
+        tempfile.TemporaryDirectory() as folder,
+        hr.connect(folder) as log,
+    ):
+        for table in ("orders", "other"):
+            connection.execute(f"create table {table} (id int primary key)".encode())
+        shop = Capture(log, "shop", server.dsn(database))
+        shop.run("caught up")
+        connection.execute("insert into orders values (1)")
+        connection.execute(statement.encode())
+        connection.execute("insert into orders values (2); insert into other values (1)")
+        try:
+            shop.run("caught up")
+        except errors.HeadraceError as error:
+            raise AssertionError("the capture of the other table has ended too") from error
+        assert shop.state is not None
+        orders, other = (shop.state.tables[f"public.{table}"] for table in ("orders", "other"))
+        assert (orders.status, other.status) == (STOPPED, LIVE), orders.reason
+        assert log.table(orders.topic).scan().read_all()["id"].to_pylist() == [1]  # as it was then
+        assert log.table(other.topic).scan().read_all()["id"].to_pylist() == [1]
+        said = re.fullmatch(r"(.+) \((HR-CAPTURE-\d+)\)", orders.reason)
+        assert said is not None, orders.reason
+        raise errors.catalogue()[said[2]](said[1], place="table public.orders")
 
 
 PROVOCATIONS: dict[str, list[Provocation]] = {

@@ -1,7 +1,8 @@
 """A capture that is started again: refused by name wherever changes could be lost, else let go on.
 
 The twelve errors are provoked on a real server by what really leads to them (`provocations`), and
-told from each other. This can catch: a difference that is not seen, seen as another one, or seen
+told from each other. (The last, a lost identity, stops its table only, while a capture runs too:
+`test_unfit`.) This can catch: a difference that is not seen, seen as another one, or seen
 where there is none (after a crash of the server, an idle restart, a rename of the database). It
 cannot catch what a standby or a managed server does otherwise. R-B3
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -18,7 +19,7 @@ import pytest
 
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
-from headrace.sources.postgres import snapshots
+from headrace.sources.postgres import snapshot, snapshots
 from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.preflight import Wanted, findings
 from headrace.sources.postgres.prepare import reached
@@ -172,6 +173,57 @@ def test_a_table_that_gets_a_partition_whose_changes_are_in_no_stream_is_stopped
         wait(lambda: added_up(log, "shop.public.t") == {(1,): 1, (2,): 1})
 
 
+LOST = {
+    "nothing": ("", "", "alter table t replica identity nothing", "no replica identity any more"),
+    "no key": ("", "", "alter table t drop constraint t_pkey", "no replica identity any more"),
+    "partition": (" partition by range (id)", "", "alter table t1 replica identity nothing",
+                  "no replica identity any more"),
+    "not full": ("", "full", "alter table t replica identity default", "FULL any more"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["", "while nobody is there"])
+@pytest.mark.parametrize("reading", [False, True], ids=["live", "being read"])
+@pytest.mark.parametrize(("parts", "identity", "lost", "said"), LOST.values(), ids=LOST)
+def test_an_identity_that_is_lost_stops_its_table_and_is_said(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any],
+    parts: str, identity: str, lost: str, said: str, reading: bool, down: bool,
+) -> None:  # fmt: skip
+    """Alike, whether the capture runs or is started later; what came before is in the topic."""
+    run, told = connection.execute, []
+    run("create table good(id int primary key)")
+    run(f"create table t(id int not null){parts}".encode())
+    if parts:
+        run("create table t1 partition of t for values from (0) to (100)")
+    run("alter table t replica identity full" if identity else "alter table t add primary key (id)")
+    run("insert into t values (1)")
+    shop = capture(
+        log, database.dsn(), heartbeat_seconds=0.3,
+        stopped=lambda table, why: told.append(f"{table} {why}"),
+    )  # fmt: skip
+    shop.run("caught up")
+    assert told == []
+    with contextlib.nullcontext() if down else following(shop, connection):
+        with connection.transaction():
+            run("insert into t values (2)")
+            if reading:
+                asks(log, database, t=1)
+            run(lost.encode())
+        run("insert into t values (3); insert into good values (1)")
+        if not down:
+            wait(lambda: statuses(shop)["public.t"] == "stopped")
+    shop.run("caught up")
+    assert statuses(shop) == {"public.t": "stopped", "public.good": "live"}
+    assert rows(log, "public.good") == [(1,)]
+    assert f"{said} (HR-CAPTURE-012)" in reason(shop, "public.t")
+    if not reading:
+        assert added_up(log, "shop.public.t") >= Counter([(1,), (2,)])
+    again = len(told)
+    shop.run("caught up")
+    assert told[again:] == [f"public.t {reason(shop, 'public.t')}"]  # at each start
+    assert set(told) == {told[0]}
+
+
 CHANGES = {
     "value": "update t set a = 9 where id = 1",
     "delete": "delete from t where id = 1",
@@ -320,7 +372,7 @@ def test_a_row_that_was_deleted_unheard_goes_when_another_one_gets_its_key(
     run("insert into t select g, g from generate_series(1, 10) g")
     shop = capture(log, database.dsn(), heartbeat_seconds=0.3, part_bytes=1 if large else 1 << 20)
     shop.run("caught up")
-    read, begun = snapshots.read_chunk, threading.Event()
+    read, begun = snapshot.read_chunk, threading.Event()
 
     def written(*given: Any) -> Any:
         if begun.is_set():

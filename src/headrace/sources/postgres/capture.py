@@ -22,12 +22,14 @@ the name, or this one had another name meanwhile); its entry in the publication 
 did while it was out never comes); its files (`storage`: rewritten, or partitions came or went; a
 truncate gives it new ones too, so behind one `altered` decides); the numbers of its `columns`; the
 `labels` of its enums; and who has altered its `partitions` (they may have named rows by other
-columns: a reason only where a row is missing, or would not be missed). The catalog is seen as it is now, and the stream is behind: what is seen
-counts once the stream has passed the place of the look, or when the stream itself describes it.
+columns: a reason only where a row is missing, or would not be missed). The catalog is seen as it is
+now, and the stream is behind: what is seen counts once the stream has passed the place of the look,
+or when the stream itself describes it.
 
-**What stops what.** A value or type that cannot be carried stops its table, which says why, and the
-others go on; `snapshot` reads it anew. What concerns the whole stream (a slot that is gone, another
-server) stops the capture with a named error (`resume`). A connection that breaks is made again.
+**What stops what.** A value or type that cannot be carried, or a lost replica identity, stops its
+table, which says why, and the others go on; `snapshot` reads it anew. What concerns the whole
+stream (a slot that is gone, another server) stops the capture with a named error (`resume`). A
+connection that breaks is made again.
 """
 
 from __future__ import annotations
@@ -138,8 +140,13 @@ class Capture:
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         report: Report | None = None,
         lost: Callable[[Exception], None] | None = None,
+        stopped: Callable[[str, str], None] | None = None,
     ) -> None:
-        """Nothing is done before `run`. `tables`: patterns, as `public.*` or `!public.tmp_*`."""
+        """Nothing is done before `run`. `tables`: patterns, as `public.*` or `!public.tmp_*`.
+
+        `report` is told how far tables are read, `lost` that something is waited for, `stopped`
+        which tables are stopped, and why: at each start and when it happens.
+        """
         self.log = log
         self.name = name
         self.dsn = in_session(dsn, application_name=f"headrace {name}", client_encoding="UTF8")
@@ -153,6 +160,9 @@ class Capture:
         """The pieces that no entry names yet."""
         self._heartbeat = heartbeat_seconds
         self._lost = lost
+        self._stopped = stopped
+        self._told: dict[str, str] = {}
+        """The tables that were said to be stopped, and why."""
         self.writer = log.writer(writer_name(name))
         self.state = State.load(log, name)
         self._tables: dict[tuple[str, str], Captured] = {}
@@ -393,6 +403,8 @@ class Capture:
         self._mark_gone(chosen)
         state.starts += 1
         self._save(state.lsn)
+        self._told = {}
+        self._say_stopped()
         self._note(control)
 
     def _there(
@@ -1047,12 +1059,24 @@ class Capture:
         """An entry that moves the resume point."""
         assert self.state is not None
         self.state.lsn = lsn
+        unsaved = self.state.unsaved(self.name)
         with self.writer.transaction(state=self.state.to_json()) as entry:
-            for table, one in self.state.unsaved(self.name).items():
+            for table, one in unsaved.items():
                 entry.put_own(table, one)
             yield entry
         self.state.save()
         self._saved_at = time.monotonic()
+        if unsaved:
+            self._say_stopped()
+
+    def _say_stopped(self) -> None:
+        """Tell of the tables that are stopped, each once."""
+        assert self.state is not None
+        now = {name: one.reason for name, one in self.state.tables.items() if one.status == STOPPED}
+        for name, why in now.items():
+            if self._stopped is not None and self._told.get(name) != why:
+                self._stopped(name, why)
+        self._told = now
 
     @property
     def _lsn(self) -> int:
