@@ -531,6 +531,8 @@ def _status_lines(one: Status) -> list[str]:
         facts.append(("server", f"away: {one.away}"))
     elif one.failed:
         facts.append(("failed", f"{one.failed}; it is tried again"))
+    if one.ended:
+        facts.append(("ended", one.ended))
     if one.waits:
         facts.append(("waits for", one.waits))
     if one.state == "starting":

@@ -74,6 +74,7 @@ from headrace.sources.postgres.state import (
     STOPPED,
     State,
     TableState,
+    error_line,
     full_name,
     settings_name,
     table_of,
@@ -203,8 +204,25 @@ class Capture:
         """Capture; the LSN that the log has when it returns.
 
         `until`: "caught up" (all that is committed now, snapshots included), an LSN, or None: for
-        ever. Lost connections are made again; what cannot be mended is a named error.
+        ever. Lost connections are made again; what cannot be mended is a named error, and is kept
+        in the log for who asks later.
         """
+        try:
+            return self._run(until)
+        except (errors.HeadraceError, psycopg.Error) as error:
+            self._keep(error)
+            raise
+
+    def _keep(self, error: Exception) -> None:
+        """Say in the log with which error it ends; the rest of the state there stays as it is."""
+        with contextlib.suppress(errors.HeadraceError, OSError):  # as when it is fenced
+            state = State.load(self.log, self.name)
+            if state is not None:
+                state.ended = error_line(error)
+                with self.writer.transaction(state=state.to_json()):
+                    pass
+
+    def _run(self, until: str | int | None) -> int:
         pause, away, self._stopping = PAUSE_SECONDS, time.monotonic(), False
         in_use = 0.0  # since when another one has the slot
         if not self._sound:
@@ -278,8 +296,8 @@ class Capture:
                 if now - beat >= often or (until is not None and stream.received < (target or 0)):
                     beat = now
                     catalog.heartbeat(control)
-                if state.failed and now - began >= STEADY_SECONDS:
-                    state.failed = ""
+                if (state.failed or state.ended) and now - began >= STEADY_SECONDS:
+                    state.failed = state.ended = ""
                     self._save(state.lsn)
                 if now - self._noted[0] >= NOTE_SECONDS and state.lsn > self._noted[1]:
                     self._note(control)
@@ -294,7 +312,7 @@ class Capture:
                 self._look(control, stream, at_once=last)
                 self._snapshots.advance(control, self._passed(stream))
                 if last and not self._unsettled():
-                    state.failed = ""
+                    state.failed = state.ended = ""
                     self._save(max(state.lsn, stream.received))
                     stream.confirm(state.lsn)
                     return state.lsn
