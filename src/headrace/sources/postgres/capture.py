@@ -241,10 +241,12 @@ class Capture:
                     finally:
                         self._snapshots.end()
             except (psycopg.OperationalError, errors.SlotInUse) as error:
-                now, others = time.monotonic(), isinstance(error, errors.SlotInUse)
-                in_use = (in_use or now) if others else 0.0
-                if others and now - in_use >= PATIENCE_SECONDS:
-                    raise
+                now = time.monotonic()
+                in_use = (in_use or now) if isinstance(error, errors.SlotInUse) else 0.0
+                if isinstance(error, errors.SlotInUse) and (
+                    not error.details or now - in_use >= PATIENCE_SECONDS
+                ):
+                    raise  # and at once if there is no process that could let go of it
                 if now - began >= (PATIENCE_SECONDS if _refuses(error) else STEADY_SECONDS):
                     pause, away = PAUSE_SECONDS, now
                 said = str(getattr(error, "fact", error)).partition("\n")[0]
@@ -397,6 +399,9 @@ class Capture:
         if not state.lsn:  # or it was removed, and added again
             state.system_id, state.timeline = found.system_id, found.timeline
             state.database, state.database_oid = found.database, found.database_oid
+            others = [one for one in catalog.slots_of(control, name) if one != state.slot]
+            note = catalog.note(control, name)
+            resume.check_new(name, self.log.journal.log_id.hex(), note, others)
         else:
             resume.check(
                 self._saved(chosen),

@@ -254,6 +254,16 @@ def slot(connection: Connection, name: str) -> SlotState | None:
     )
 
 
+def slots_of(connection: Connection, publication: str) -> list[str]:
+    """The slots of this database that captures with this publication have made."""
+    query = """
+        select slot_name from pg_replication_slots
+        where database = current_database() and slot_name ~ ('^' || %s || '_[0-9a-f]{8}$')
+        order by 1
+        """
+    return [row[0] for row in connection.execute(query, [publication]).fetchall()]
+
+
 def publication(connection: Connection, name: str) -> Publication | None:
     """Describe a publication of this database; None if there is none."""
     query = """

@@ -26,7 +26,8 @@ us, and there are three ways to get there:
 All three mean the same for the data, so a confusion of them harms the advice, not the refusal.
 
 **Two captures on one slot** at the same time are refused by the server; we say it before it does.
-Two that take turns are seen by the note, which then has the id of another log.
+Two that take turns are seen by the note, which then has the id of another log. A new capture of a
+name that another log has in this database is refused before it makes anything (`check_new`).
 
 **Gone and back again.** What was not published when it was written never comes. A publication, or
 the entry of a table in it, that was dropped and made again is known by its oid. A table that is
@@ -92,6 +93,23 @@ def check(
     _check_server(saved, identity, position)
     _check_slot(saved, identity, slot, note)
     check_publication(saved, publication, tables)
+
+
+def check_new(publication: str, log: str, note: Note | None, slots: Iterable[str]) -> None:
+    """Raise that the publication of a new capture serves another log's, which has one of the slots.
+
+    They would write each other's notes, and who is removed first takes it away from the other.
+    """
+    slots = list(slots)
+    if note and note.log != log and slots:
+        drop = "; ".join(f"SELECT pg_drop_replication_slot('{slot}')" for slot in slots)
+        raise errors.SlotInUse(
+            f"publication '{publication}' serves a capture of log {note.log}, this is log {log}",
+            place=f"replication slot {', '.join(slots)}",
+            why="a capture has a slot and a publication of its own, named after it",
+            fix="give this capture another name; if that log is gone for good, drop what it has "
+            f"left: {drop}; DROP PUBLICATION {identifier(publication)}",
+        )
 
 
 def _check_server(saved: Saved, identity: Identity, position: int) -> None:
