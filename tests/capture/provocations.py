@@ -7,13 +7,17 @@ function is given a server and an empty database in it, and ends in the error of
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 
+import headrace as hr
 from headrace.sources.postgres import catalog, resume
+from headrace.sources.postgres.capture import Capture
+from headrace.sources.postgres.remove import remove
 from headrace.testing.postgres import Server, fresh_database
 
 Provocation = Callable[[Server, str], None]
@@ -102,6 +106,7 @@ def capture(server: Server, database: str) -> Captured:
         publication=PUBLICATION,
         publication_oid=publication.oid,
         tables=publication.members,
+        stopped=frozenset(),
         confirmed=catalog.lsn(connection),
     )
     captured = Captured(server, connection, saved)
@@ -232,6 +237,26 @@ def slot_used_by_another_log(server: Server, database: str) -> None:
         captured.resume()
 
 
+def name_of_another_log(server: Server, database: str) -> None:
+    """Refused at its first start, and what it leaves behind when it is removed harms nobody."""
+    with (
+        server.connect(database) as connection,
+        tempfile.TemporaryDirectory() as folder,
+        hr.connect(f"{folder}/one") as one,
+        hr.connect(f"{folder}/other") as other,
+    ):
+        connection.execute("create table orders (id int primary key)")
+        Capture(one, "shop", server.dsn(database)).run("caught up")
+        late = hr.capture(other, "shop", server.dsn(database))
+        try:
+            late.run("caught up")
+        finally:
+            assert remove(other, "shop", connection) == ([], [])
+            connection.execute("insert into orders values (1)")
+            Capture(one, "shop", server.dsn(database)).run("caught up")
+            assert one.table("shop.public.orders").scan().read_all()["id"].to_pylist() == [1]
+
+
 def log_restored_from_before_the_last_start(server: Server, database: str) -> None:
     with capture(server, database) as captured:
         backup = captured.saved
@@ -333,7 +358,7 @@ PROVOCATIONS: dict[str, list[Provocation]] = {
     "HR-CAPTURE-004": [slot_missing],
     "HR-CAPTURE-005": [slot_made_again, slot_made_again_elsewhere, slot_of_another_kind],
     "HR-CAPTURE-006": [slot_invalidated],
-    "HR-CAPTURE-007": [slot_in_use, slot_used_by_another_log],
+    "HR-CAPTURE-007": [slot_in_use, slot_used_by_another_log, name_of_another_log],
     "HR-CAPTURE-008": [
         log_restored_from_before_the_last_start,
         log_restored_from_before_the_last_note,

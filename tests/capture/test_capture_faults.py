@@ -16,7 +16,7 @@ import pytest
 
 import headrace as hr
 from headrace.sources.postgres.capture import Capture
-from headrace.testing.capture_case import NAME, make_table, make_tables, stepped
+from headrace.testing.capture_case import NAME, Stepped, make_table, make_tables, stepped
 from headrace.testing.capture_case import differences as differ
 from headrace.testing.postgres import Server
 from tests.capture.conftest import Database
@@ -28,6 +28,16 @@ def test_stopped_at_chosen_instants(seed: str, postgres: Server, tmp_path: Path)
     wrong, found = stepped(postgres, tmp_path, seed, rounds=2)
     assert wrong == []
     assert found.summed > 0
+
+
+def test_killed_between_the_slot_and_its_entry(database: Database, tmp_path: Path) -> None:
+    """The next one makes the slot again, and the server waits for all that is under way."""
+    with Stepped(database.server, database.name, tmp_path, "45", kills=1.0) as case:
+        case.write(60)
+        case.finish()
+        case.run(1)
+        assert case.kinds == {"entry": 1, "kills": 1}
+        assert differ(case.log, case.connection, [*case.tables, "history"]) == []
 
 
 def test_a_key_outside_of_its_row(database: Database, tmp_path: Path) -> None:

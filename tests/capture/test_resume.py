@@ -92,6 +92,24 @@ def test_without_a_note_a_restored_log_is_told_as_a_slot_that_is_ahead(database:
             captured.resume()
 
 
+def test_what_another_log_has_left_is_no_hindrance_without_a_slot(
+    database: Database, tmp_path: Path
+) -> None:
+    """As the advice says; and a log that comes late is refused at once, not after some patience."""
+    with database.connect() as connection, hr.connect(tmp_path / "new") as log:
+        connection.execute("create table t(id int primary key); insert into t values (1)")
+        with hr.connect(tmp_path / "lost") as lost:
+            Capture(lost, "shop", database.dsn()).run("caught up")
+        began = time.monotonic()
+        with pytest.raises(errors.SlotInUse) as refused:
+            Capture(log, "shop", database.dsn()).run("caught up")
+        assert time.monotonic() - began < 15
+        for statement in refused.value.fix.partition("left: ")[2].split("; ")[:-1]:
+            connection.execute(statement.encode())
+        Capture(log, "shop", database.dsn()).run("caught up")
+        assert log.table("shop.public.t").scan().read_all()["id"].to_pylist() == [1]
+
+
 def test_a_slot_that_was_moved_is_told_from_one_that_was_made_again(
     database: Database, tmp_path: Path
 ) -> None:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import psycopg
 import pytest
 
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.sources.postgres import snapshot, snapshots
 from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.preflight import Wanted, findings
 from headrace.sources.postgres.prepare import reached
@@ -171,21 +174,77 @@ def test_a_table_that_gets_a_partition_whose_changes_are_in_no_stream_is_stopped
         wait(lambda: added_up(log, "shop.public.t") == {(1,): 1, (2,): 1})
 
 
+LOST = {
+    "nothing": ("", "", "alter table t replica identity nothing", "no replica identity any more"),
+    "no key": ("", "", "alter table t drop constraint t_pkey", "no replica identity any more"),
+    "partition": (" partition by range (id)", "", "alter table t1 replica identity nothing",
+                  "no replica identity any more"),
+    "not full": ("", "full", "alter table t replica identity default", "FULL any more"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["", "while nobody is there"])
+@pytest.mark.parametrize("reading", [False, True], ids=["live", "being read"])
+@pytest.mark.parametrize(("parts", "identity", "lost", "said"), LOST.values(), ids=LOST)
+def test_an_identity_that_is_lost_stops_its_table_and_is_said(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any],
+    parts: str, identity: str, lost: str, said: str, reading: bool, down: bool,
+) -> None:  # fmt: skip
+    """One that is started refuses first, if it did not know; what came before is in the topic."""
+    run, told = connection.execute, []
+    run("create table good(id int primary key)")
+    run(f"create table t(id int not null){parts}".encode())
+    if parts:
+        run("create table t1 partition of t for values from (0) to (100)")
+    run("alter table t replica identity full" if identity else "alter table t add primary key (id)")
+    run("insert into t values (1)")
+    shop = capture(
+        log, database.dsn(), heartbeat_seconds=0.3,
+        stopped=lambda table, why: told.append(f"{table} {why}"),
+    )  # fmt: skip
+    shop.run("caught up")
+    assert told == []
+    with contextlib.nullcontext() if down else following(shop, connection):
+        with connection.transaction():
+            run("insert into t values (2)")
+            if reading:
+                asks(log, database, t=1)
+            run(lost.encode())
+        run("insert into t values (3); insert into good values (1)")
+        if not down:
+            wait(lambda: statuses(shop)["public.t"] == "stopped")
+    if down and not reading:
+        with pytest.raises(errors.NoReplicaIdentity):
+            shop.run("caught up")
+        return
+    shop.run("caught up")
+    assert statuses(shop) == {"public.t": "stopped", "public.good": "live"}
+    assert rows(log, "public.good") == [(1,)]
+    assert f"{said} (HR-CAPTURE-012)" in reason(shop, "public.t")
+    if not reading:
+        assert added_up(log, "shop.public.t") >= Counter([(1,), (2,)])
+    again = len(told)
+    shop.run("caught up")
+    assert told[again:] == [f"public.t {reason(shop, 'public.t')}"]  # at each start
+    assert set(told) == {told[0]}
+
+
+CHANGES = {
+    "value": "update t set a = 9 where id = 1",
+    "delete": "delete from t where id = 1",
+    "key": "update t set id = 9 where id = 1",  # it says no old columns at all
+    "keys": "update t set id = 9 where id = 2; update t set id = 2 where id = 1",
+}
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["", "and back"])
 @pytest.mark.parametrize("large", [False, True], ids=["small", "by parts"])
-@pytest.mark.parametrize(
-    ("change", "back"),
-    [
-        ("update t set a = 9 where id = 1", True),
-        ("delete from t where id = 1", True),
-        ("update t set id = 9 where id = 1", False),  # it says no old columns at all
-    ],
-    ids=["value", "delete", "key"],
-)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_partition_that_names_its_rows_by_other_columns_stops_its_table_only(
     database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any],
     change: str, back: bool, large: bool,
 ) -> None:  # fmt: skip
-    """Whatever comes before the look, which would have seen it."""
+    """Whatever comes before the look, which would have seen it; not if all is well by then."""
     run = connection.execute
     run("create table good(id int primary key)")
     run("create table t(id int primary key, a int not null) partition by range (id)")
@@ -194,19 +253,150 @@ def test_a_partition_that_names_its_rows_by_other_columns_stops_its_table_only(
     shop = capture(log, database.dsn(), heartbeat_seconds=3600, part_bytes=1 if large else 1 << 20)
     shop.run("caught up")
     with following(shop, connection) as thread:
-        run("alter table t1 replica identity using index t1_a")
-        run(change.encode())
-        if back:
-            run("alter table t1 replica identity default")
+        with connection.transaction():
+            run("alter table t1 replica identity using index t1_a")
+            run(change.encode())
+            if back:
+                run("alter table t1 replica identity default")
         run("insert into good values (1)")
         wait(lambda: not thread.is_alive() or rows(log, "public.good") == [(1,)])
         assert thread.is_alive()
-        assert statuses(shop) == {"public.t": "stopped", "public.good": "live"}
-        assert "HR-CAPTURE-012" in reason(shop, "public.t")
-        run("alter table t1 replica identity default")
-        asks(log, database, t=1)
+        assert statuses(shop)["public.good"] == "live"
+        if not back:
+            assert statuses(shop)["public.t"] == "stopped"
+            assert "HR-CAPTURE-012" in reason(shop, "public.t")
+            run("alter table t1 replica identity default")
+            asks(log, database, t=1)
         wait(lambda: statuses(shop)["public.t"] == "live")
-    assert rows(log, "public.t") == run("select * from t order by id").fetchall()
+    assert added_up(log, "shop.public.t") == dict.fromkeys(run("select * from t").fetchall(), 1)
+
+
+IDENTITIES = {
+    "index": ("", "", "using index t_a", "default"),
+    "nothing": ("", "", "nothing", "default"),
+    "full": ("", "", "full", "default"),
+    "partition": (" partition by range (id)", "", "using index t1_a_idx", "default"),
+    "no key": ("", "full", "using index t_a", "full"),
+    "no key, nothing": ("", "full", "nothing", "full"),
+    "no key, partition": (" partition by range (id)", "full", "using index t1_a_idx", "full"),
+}
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["", "looked at before it comes"])
+@pytest.mark.parametrize("down", [False, True], ids=["", "while nobody is there"])
+@pytest.mark.parametrize(
+    ("parts", "before", "meanwhile", "after"), IDENTITIES.values(), ids=IDENTITIES
+)
+def test_an_identity_that_was_another_one_for_a_while_stops_nothing(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    parts: str, before: str, meanwhile: str, after: str, down: bool, seen: bool,
+) -> None:  # fmt: skip
+    """The stream still has changes of that while, and the catalog is as it was before."""
+    run = connection.execute
+    run("create table good(id int primary key)")
+    run(f"create table t(id int not null, a int not null){parts}".encode())
+    if parts:
+        run("create table t1 partition of t for values from (0) to (100)")
+        run("create index on t1(a); drop index t1_a_idx; create unique index t1_a_idx on t1(a)")
+    else:
+        run("create unique index t_a on t(a)")
+    tables = ["t", "t1"] if parts else ["t"]
+    for one in tables:
+        if before:
+            run(f"alter table {one} replica identity {before}".encode())
+    if not before:
+        run("alter table t add primary key (id)")
+    run("insert into t values (1, 1), (2, 2), (3, 3), (4, 4)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=0.1 if seen else 3600)
+    shop.run("caught up")
+    if seen:  # the stream waits until the look is done
+        take = Capture._take
+
+        def late(self: Capture, group: Any, control: Any) -> None:
+            self._looked_at = 0.0
+            self._look(control, mock.Mock(received=0), at_once=True)
+            take(self, group, control)
+
+        monkeypatch.setattr(Capture, "_take", late)
+    with contextlib.nullcontext() if down else following(shop, connection):
+        with connection.transaction():
+            run(f"alter table {tables[-1]} replica identity {meanwhile}".encode())
+            if meanwhile != "nothing":
+                run("update t set id = 9 where id = 2; update t set id = 2 where id = 1")
+                run("delete from t where id = 3; update t set a = 44 where id = 4")
+            run("insert into t values (5, 5)")
+            run(f"alter table {tables[-1]} replica identity {after}".encode())
+        run("insert into good values (1)")
+        if not down:
+            wait(lambda: rows(log, "public.good") == [(1,)])
+    shop.run("caught up")
+    assert statuses(shop) == {"public.t": "live", "public.good": "live"}
+    assert added_up(log, "shop.public.t") == dict.fromkeys(run("select * from t").fetchall(), 1)
+
+
+def test_a_partition_whose_identity_was_another_one_while_its_table_was_read(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A row that is missing there is nothing strange, so it does not show what happened."""
+    run = connection.execute
+    run("create table t(id int primary key, a int not null) partition by range (id)")
+    run("create table t1 partition of t for values from (0) to (100)")
+    run("create unique index t1_a on t1(a)")
+    run("insert into t select g, g from generate_series(1, 6) g")
+    publish, published = snapshots.Snapshots._publish, threading.Event()
+
+    def written(*given: Any) -> None:
+        publish(*given)
+        if not published.is_set():
+            published.set()
+            with connection.transaction():
+                run("alter table t1 replica identity using index t1_a")
+                run("update t set id = 9 where id = 1")
+                run("alter table t1 replica identity default")
+
+    monkeypatch.setattr(snapshots.Snapshots, "_publish", written)
+    shop = capture(log, database.dsn(), chunk_rows=2)
+    shop.run("caught up")
+    assert statuses(shop) == {"public.t": "live"}
+    assert added_up(log, "shop.public.t") == dict.fromkeys(run("select * from t").fetchall(), 1)
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "by parts"])
+@pytest.mark.parametrize(
+    "comes", ["insert into t values (5, 55)", "update t set id = 5 where id = 7"]
+)
+def test_a_row_that_was_deleted_unheard_goes_when_another_one_gets_its_key(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch, comes: str, large: bool,
+) -> None:  # fmt: skip
+    """Its table was stopped, is read anew, and the first chunk sees the other row, or does not."""
+    run = connection.execute
+    run("create table t(id int primary key, a int)")
+    run("insert into t select g, g from generate_series(1, 10) g")
+    shop = capture(log, database.dsn(), heartbeat_seconds=0.3, part_bytes=1 if large else 1 << 20)
+    shop.run("caught up")
+    read, begun = snapshot.read_chunk, threading.Event()
+
+    def written(*given: Any) -> Any:
+        if begun.is_set():
+            return read(*given)
+        begun.set()
+        run(comes.encode())
+        chunk = read(*given)
+        run("delete from t where id = 3; insert into t values (3, 33), (6, 66)")
+        return chunk
+
+    with following(shop, connection):
+        run("alter table t replica identity nothing; insert into t values (20, 20)")
+        wait(lambda: statuses(shop)["public.t"] == "stopped")
+        run("alter table t replica identity default; delete from t where id in (5, 6)")
+        monkeypatch.setattr(snapshots, "read_chunk", written)
+        asks(log, database, t=1)
+        wait(lambda: begun.is_set() and statuses(shop)["public.t"] == "live")
+    shop.run("caught up")
+    assert added_up(log, "shop.public.t") == dict.fromkeys(run("select * from t").fetchall(), 1)
 
 
 def test_what_is_wrong_with_the_publication_is_no_matter_of_the_table_that_shows_it(

@@ -148,6 +148,41 @@ def test_status_without_the_server(added: Headrace, folder: str) -> None:
     assert "public.orders  live" in done.out
 
 
+def test_status_says_with_which_error_it_ended(
+    added: Headrace, shop: psycopg.Connection[Any]
+) -> None:
+    caught_up(added)
+    shop.execute("alter publication headrace_shop drop table orders")
+    done = added("capture", "run", "shop", "--until-caught-up")
+    assert "HR-CAPTURE-011" in done.err
+    (one,) = added("capture", "status", "--json").json
+    assert one["state"] == "stopped"
+    assert "does not have table public.orders (HR-CAPTURE-011)" in one["ended"]
+    assert one["ended"] in added("capture", "status").out
+    assert added("capture", "snapshot", "shop", "orders").code == 0
+    caught_up(added)
+    assert added("capture", "status", "--json").json[0]["ended"] == ""
+
+
+def test_status_says_that_the_slot_is_lost(added: Headrace, shop: psycopg.Connection[Any]) -> None:
+    """And before, that there is no room any more: not less than none."""
+    caught_up(added)
+    shop.execute("alter system set max_slot_wal_keep_size = '1MB'")
+    shop.execute("select pg_reload_conf()")
+    try:
+        for _ in range(3):
+            shop.execute("insert into orders select max(id) + 1, 'x' from orders")
+            shop.execute("select pg_switch_wal()")
+        assert added("capture", "status", "--json").json[0]["room_bytes"] == 0
+        shop.execute("checkpoint")
+        (one,) = added("capture", "status", "--json").json
+    finally:
+        shop.execute("alter system reset max_slot_wal_keep_size")
+        shop.execute("select pg_reload_conf()")
+    assert (one["state"], one["held_bytes"], one["room_bytes"]) == ("slot lost", None, None)
+    assert "HR-CAPTURE-006" in added("capture", "run", "shop", "--until-caught-up").err
+
+
 def test_a_table_that_is_stopped_says_why(added: Headrace, shop: psycopg.Connection[Any]) -> None:
     caught_up(added)
     shop.execute("insert into orders values (6, 'odd', 'NaN')")

@@ -255,7 +255,7 @@ def run(name: str, until_caught_up: bool, readers: int, path: str, as_json: bool
             pass
         said = Said(as_json)
         said.capture = running = headrace.capture(
-            log, name, report=said.progress, lost=said.lost, readers=readers
+            log, name, report=said.progress, lost=said.lost, stopped=said.stopped, readers=readers
         )
         try:
             with refusals(settings.dsn):
@@ -275,9 +275,6 @@ def run(name: str, until_caught_up: bool, readers: int, path: str, as_json: bool
         done = {"capture": name, "lsn": lsn, "tables": counts, "seconds": round(seconds, 3)}
         click.echo(json.dumps(done))
         return
-    for table, one in tables.items():
-        if one.status == "stopped":
-            talk(f"{table} is stopped: {one.reason}")
     shown = ", ".join(f"{count} {status}" for status, count in counts.items()) or "none"
     talk(f"'{name}' has all through {lsn} after {lasting(seconds)}; tables: {shown}")
 
@@ -329,6 +326,11 @@ class Said:
     def lost(self, error: Exception) -> None:
         """The server is away; it is tried again."""
         self.once(f"waiting: {' '.join(str(getattr(error, 'fact', error)).split())}")
+
+    def stopped(self, table: str, why: str) -> None:
+        """The others go on."""
+        self._far.pop(table, None)
+        self.once(f"{table} is stopped: {why}")
 
     def progress(self, progress: Progress) -> None:
         """How far a snapshot is: on a terminal as it goes, else when it is done."""
@@ -529,6 +531,8 @@ def _status_lines(one: Status) -> list[str]:
         facts.append(("server", f"away: {one.away}"))
     elif one.failed:
         facts.append(("failed", f"{one.failed}; it is tried again"))
+    if one.ended:
+        facts.append(("ended", one.ended))
     if one.waits:
         facts.append(("waits for", one.waits))
     if one.state == "starting":

@@ -16,17 +16,20 @@ small transactions share an entry. A large one is an entry alone, whole, and is 
 whole: it comes by way of files (`spill`), and goes by way of staged pieces (`large`).
 
 **The same table?** The stream names a table and its columns, and says nothing of most of what DDL
-does. So five things are remembered of each table (`TableState`); where one is another than it was,
+does. So six things are remembered of each table (`TableState`); where one is another than it was,
 rows may have changed in silence, and the table is read anew. They are its `oid` (another table has
 the name, or this one had another name meanwhile); its entry in the publication (`member`: what it
 did while it was out never comes); its files (`storage`: rewritten, or partitions came or went; a
-truncate gives it new ones too, so behind one `altered` decides); the numbers of its `columns`; and
-the `labels` of its enums. The catalog is seen as it is now, and the stream is behind: what is seen
-counts once the stream has passed the place of the look, or when the stream itself describes it.
+truncate gives it new ones too, so behind one `altered` decides); the numbers of its `columns`; the
+`labels` of its enums; and who has altered its `partitions` (they may have named rows by other
+columns: a reason only where a row is missing, or would not be missed). The catalog is seen as it is
+now, and the stream is behind: what is seen counts once the stream has passed the place of the look,
+or when the stream itself describes it.
 
-**What stops what.** A value or type that cannot be carried stops its table, which says why, and the
-others go on; `snapshot` reads it anew. What concerns the whole stream (a slot that is gone, another
-server) stops the capture with a named error (`resume`). A connection that breaks is made again.
+**What stops what.** A value or type that cannot be carried, or a lost replica identity, stops its
+table, which says why, and the others go on; `snapshot` reads it anew. What concerns the whole
+stream (a slot that is gone, another server), and an identity that was lost while nobody was there,
+stops the capture with a named error (`resume`). A connection that breaks is made again.
 """
 
 from __future__ import annotations
@@ -67,10 +70,12 @@ from headrace.sources.postgres.snapshot import CHUNK_ROWS
 from headrace.sources.postgres.snapshots import READERS, Report, Snapshots
 from headrace.sources.postgres.spill import Spill
 from headrace.sources.postgres.state import (
+    LIVE,
     SNAPSHOTTING,
     STOPPED,
     State,
     TableState,
+    error_line,
     full_name,
     settings_name,
     table_of,
@@ -137,8 +142,13 @@ class Capture:
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         report: Report | None = None,
         lost: Callable[[Exception], None] | None = None,
+        stopped: Callable[[str, str], None] | None = None,
     ) -> None:
-        """Nothing is done before `run`. `tables`: patterns, as `public.*` or `!public.tmp_*`."""
+        """Nothing is done before `run`. `tables`: patterns, as `public.*` or `!public.tmp_*`.
+
+        `report` is told how far tables are read, `lost` that something is waited for, `stopped`
+        which tables are stopped, and why: at each start and when it happens.
+        """
         self.log = log
         self.name = name
         self.dsn = in_session(dsn, application_name=f"headrace {name}", client_encoding="UTF8")
@@ -152,6 +162,9 @@ class Capture:
         """The pieces that no entry names yet."""
         self._heartbeat = heartbeat_seconds
         self._lost = lost
+        self._stopped = stopped
+        self._told: dict[str, str] = {}
+        """The tables that were said to be stopped, and why."""
         self.writer = log.writer(writer_name(name))
         self.state = State.load(log, name)
         self._tables: dict[tuple[str, str], Captured] = {}
@@ -195,8 +208,25 @@ class Capture:
         """Capture; the LSN that the log has when it returns.
 
         `until`: "caught up" (all that is committed now, snapshots included), an LSN, or None: for
-        ever. Lost connections are made again; what cannot be mended is a named error.
+        ever. Lost connections are made again; what cannot be mended is a named error, and is kept
+        in the log for who asks later.
         """
+        try:
+            return self._run(until)
+        except (errors.HeadraceError, psycopg.Error) as error:
+            self._keep(error)
+            raise
+
+    def _keep(self, error: Exception) -> None:
+        """Say in the log with which error it ends; the rest of the state there stays as it is."""
+        with contextlib.suppress(errors.HeadraceError, OSError):  # as when it is fenced
+            state = State.load(self.log, self.name)
+            if state is not None:
+                state.ended = error_line(error)
+                with self.writer.transaction(state=state.to_json()):
+                    pass
+
+    def _run(self, until: str | int | None) -> int:
         pause, away, self._stopping = PAUSE_SECONDS, time.monotonic(), False
         in_use = 0.0  # since when another one has the slot
         if not self._sound:
@@ -215,10 +245,12 @@ class Capture:
                     finally:
                         self._snapshots.end()
             except (psycopg.OperationalError, errors.SlotInUse) as error:
-                now, others = time.monotonic(), isinstance(error, errors.SlotInUse)
-                in_use = (in_use or now) if others else 0.0
-                if others and now - in_use >= PATIENCE_SECONDS:
-                    raise
+                now = time.monotonic()
+                in_use = (in_use or now) if isinstance(error, errors.SlotInUse) else 0.0
+                if isinstance(error, errors.SlotInUse) and (
+                    not error.details or now - in_use >= PATIENCE_SECONDS
+                ):
+                    raise  # and at once if there is no process that could let go of it
                 if now - began >= (PATIENCE_SECONDS if _refuses(error) else STEADY_SECONDS):
                     pause, away = PAUSE_SECONDS, now
                 said = str(getattr(error, "fact", error)).partition("\n")[0]
@@ -279,8 +311,8 @@ class Capture:
                 if now - beat >= often or (until is not None and stream.received < (target or 0)):
                     beat = now
                     catalog.heartbeat(control)
-                if state.failed and now - began >= STEADY_SECONDS:
-                    state.failed = ""
+                if (state.failed or state.ended) and now - began >= STEADY_SECONDS:
+                    state.failed = state.ended = ""
                     self._save(state.lsn)
                 if now - self._noted[0] >= NOTE_SECONDS and state.lsn > self._noted[1]:
                     self._note(control)
@@ -295,7 +327,7 @@ class Capture:
                 self._look(control, stream, at_once=last)
                 self._snapshots.advance(control, self._passed(stream))
                 if last and not self._unsettled():
-                    state.failed = ""
+                    state.failed = state.ended = ""
                     self._save(max(state.lsn, stream.received))
                     stream.confirm(state.lsn)
                     return state.lsn
@@ -380,6 +412,9 @@ class Capture:
         if not state.lsn:  # or it was removed, and added again
             state.system_id, state.timeline = found.system_id, found.timeline
             state.database, state.database_oid = found.database, found.database_oid
+            others = [one for one in catalog.slots_of(control, name) if one != state.slot]
+            note = catalog.note(control, name)
+            resume.check_new(name, self.log.journal.log_id.hex(), note, others)
         else:
             resume.check(
                 self._saved(chosen),
@@ -404,6 +439,8 @@ class Capture:
         self._mark_gone(chosen)
         state.starts += 1
         self._save(state.lsn)
+        self._told = {}
+        self._say_stopped()
         self._note(control)
 
     def _there(
@@ -479,6 +516,9 @@ class Capture:
             publication=state.publication,
             publication_oid=state.publication_oid,
             tables={name: member for name, member in tables.items() if member},
+            stopped=frozenset(
+                table_of(name) for name, one in state.tables.items() if one.status == STOPPED
+            ),
             confirmed=state.lsn,
         )
 
@@ -574,7 +614,7 @@ class Capture:
         if not state.member and state.oid in (0, info.oid):  # else `resume` finds it another one
             state.member = member
         if not state.oid:
-            state.oid = info.oid
+            state.oid, state.partitions = info.oid, info.partitions
             _note_files(state, info)
         captured = self._tables.get(name)
         if captured is None:
@@ -770,6 +810,7 @@ class Capture:
             self._note_member(captured, published, info)
             self._settle_storage(captured, info)
             self._take_in_empty(captured, info, control)
+            self._doubt_altered(captured, info, control)
             if captured.state.status == STOPPED and captured.state.oid >= 0:
                 captured.differs_at = None
             elif self._is_so(captured, info):
@@ -829,7 +870,11 @@ class Capture:
         with _stops(state):
             if info is not None and info.unlogged:
                 _refuse_unfit(info, state)
-            if not _same_key(captured, relation):
+            back = info is not None and _same_key(captured, _as_relation(info))
+            if not _same_key(captured, relation) and back:  # it was another one for a while
+                captured.read_again()
+                state.fence = -1
+            elif not _same_key(captured, relation):
                 named = ", ".join(one.name for one in relation.columns if one.key)
                 if not named or not state.key:
                     what = "no replica identity" if state.key else "no REPLICA IDENTITY FULL"
@@ -895,13 +940,29 @@ class Capture:
                 state.grown = catalog.lsn(control)
                 state.storage = " ".join(sorted(oids, key=oids.__getitem__))
 
+    def _doubt_altered(
+        self, captured: Captured, info: catalog.TableInfo, control: psycopg.Connection
+    ) -> None:
+        """A partition that was altered may have named its rows by other columns for a while.
+
+        In a live table a row whose key was changed then is missing, and so it is seen. In one that
+        was being read it is not: that is read anew.
+        """
+        state = captured.state
+        if _altered(state.partitions, info.partitions):
+            state.grown = catalog.lsn(control)
+            if captured.snapshotting or (captured.read_lately and state.status == LIVE):
+                captured.read_again()
+        state.partitions, captured.read_lately = info.partitions, captured.snapshotting
+
     def _changes(
         self, captured: Captured, runs: Sequence[Run], lookup: Lookup | None = None
     ) -> Changes:
         """What transactions do to a table; it is read anew if its rows changed in silence."""
         try:
             return captured.changes(runs, lookup)
-        except errors.BeforeImageMissing:
+        except (errors.BeforeImageMissing, errors.NoReplicaIdentity) as error:
+            named = not isinstance(error, errors.NoReplicaIdentity)
             with connected(self.dsn) as control:
                 info = catalog.table(control, (captured.info.schema, captured.info.name))
             state = captured.state
@@ -910,11 +971,15 @@ class Capture:
                     raise captured.named_otherwise() from None
                 self._settle_storage(captured, info)
                 moved = state.storage != info.storage or self._lsn < state.grown
-                if not moved and _labels(info, state.labels) == state.labels:
+                moved = moved or _altered(state.partitions, info.partitions)
+                if named and not moved and _labels(info, state.labels) == state.labels:
                     raise
                 _note_files(state, info)
             captured.read_again()
-            return captured.changes(runs, lookup)
+            if named:
+                return captured.changes(runs, lookup)
+            state.fence = -1  # they are not heard, so they must be seen
+            return captured.nothing()
 
     def _append(self, items: Sequence[Transaction | Message]) -> None:
         """One entry: the rows of all tables, and the resume point."""
@@ -1037,12 +1102,24 @@ class Capture:
         """An entry that moves the resume point."""
         assert self.state is not None
         self.state.lsn = lsn
+        unsaved = self.state.unsaved(self.name)
         with self.writer.transaction(state=self.state.to_json()) as entry:
-            for table, one in self.state.unsaved(self.name).items():
+            for table, one in unsaved.items():
                 entry.put_own(table, one)
             yield entry
         self.state.save()
         self._saved_at = time.monotonic()
+        if unsaved:
+            self._say_stopped()
+
+    def _say_stopped(self) -> None:
+        """Tell of the tables that are stopped, each once."""
+        assert self.state is not None
+        now = {name: one.reason for name, one in self.state.tables.items() if one.status == STOPPED}
+        for name, why in now.items():
+            if self._stopped is not None and self._told.get(name) != why:
+                self._stopped(name, why)
+        self._told = now
 
     @property
     def _lsn(self) -> int:
@@ -1136,6 +1213,12 @@ def _labels(info: catalog.TableInfo, like: str | None = None) -> str:
     last = info.labels[-1][0] if like is None else int(like.partition(" ")[0])
     known = repr([one for one in info.labels if one[0] <= last])
     return f"{last} {hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}"
+
+
+def _altered(before: str, now: str) -> bool:
+    """Whether a partition was altered that was there before: see `TableInfo.partitions`."""
+    known = dict(one.split(":") for one in before.split())
+    return any(known.get(oid, xid) != xid for oid, xid in (one.split(":") for one in now.split()))
 
 
 def _as_relation(info: catalog.TableInfo) -> Relation:

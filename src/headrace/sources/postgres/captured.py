@@ -113,6 +113,8 @@ class Captured:
     """Bytes of a row, as last seen."""
     published: bool = True
     """Whether the stream has its changes: else it waits to be published, and is not read."""
+    read_lately: bool = False
+    """Whether it was being read since it was last looked at."""
     differs_at: int | None = None
     """Where the write-ahead log was when the table was first seen to have other columns."""
     _formats: dict[int, tuple[Relation, Format]] = field(default_factory=dict)
@@ -296,8 +298,7 @@ class Captured:
         if keyless and self.snapshotting:
             runs = [run for run in runs if self._counts(run[1])]
         if not runs:
-            none = np.empty(0, np.int64)
-            return Changes(_empty(self.own), none, none, pa.array([], pa.string()))
+            return self.nothing()
         if len(runs) == 1 and runs[0][2].op == "i" and self.state.status == LIVE:
             number, _, rows = runs[0]  # nothing is to be completed
             made = self._widened(operations([rows], self.format(rows.relation)))
@@ -327,6 +328,8 @@ class Captured:
         if keyless:
             return self._counted(all_of, found)
         self._note(made, found, runs)
+        if self.snapshotting and self.state.thorough and not self.info.deferrable:
+            return self._displacing(all_of, found.operation, lookup or self.lookup)
         return all_of
 
     def _says_key(self, rows: Rows) -> bool:
@@ -343,6 +346,33 @@ class Captured:
             self.overtaken(xid)
         return [run for run in runs if self._says_key(run[2])]
 
+    def nothing(self) -> Changes:
+        """No rows."""
+        none = np.empty(0, np.int64)
+        return Changes(_empty(self.own), none, none, pa.array([], pa.string()))
+
+    def _displacing(self, changes: Changes, operation: Numbers, lookup: Lookup) -> Changes:
+        """Take away first what has the key of a row that comes: the database lost it unheard.
+
+        Not where a key is deferrable: there the row that had it may still go, later on.
+        """
+        keys = [changes.rows.column(name) for name in self.state.key]
+        first = np.zeros(len(changes.weight), bool)  # of its key: later ones follow from it
+        first[np.unique(hash64(keys, 1), return_index=True)[1]] = True
+        come = np.flatnonzero(first & (changes.weight > 0))
+        if not len(come):
+            return changes
+        found, old = lookup([key.take(pa.array(come)) for key in keys])
+        come = come[found]
+        count = len(come)
+        order = np.argsort(np.concatenate([operation[come], operation]), kind="stable")
+        return Changes(
+            pa.concat_batches([old, changes.rows]).take(pa.array(order)),
+            np.concatenate([np.full(count, -1), changes.weight])[order],
+            np.concatenate([changes.transaction[come], changes.transaction])[order],
+            pa.concat_arrays([pa.repeat("d", count), changes.op]).take(pa.array(order)),
+        )
+
     def _counts(self, xid: int) -> bool:
         """Without a key, snapshotting: whether the stream is heard on a transaction."""
         if self.view is not None:
@@ -358,12 +388,7 @@ class Captured:
     def _counted(self, changes: Changes, found: Completed) -> Changes:
         """Without a key: old rows are those that the database gave; see `keyless`."""
         if len(found.missing) or len(found.unknown):
-            raise errors.ValueNotCarried(
-                f"table {self.name} has no key and its replica identity is not FULL any more",
-                place=self.name,
-                why="the stream does not say the old row of a change",
-                fix=f"ALTER TABLE {self.name} REPLICA IDENTITY FULL, then read the table anew",
-            )
+            raise self.named_otherwise()
         if not self.snapshotting:
             return changes
         self.state.dirty = True
@@ -377,11 +402,11 @@ class Captured:
         )
 
     def named_otherwise(self) -> errors.NoReplicaIdentity:
-        """The stream does not say by the key which row is changed."""
+        """The stream does not say by the key, or wholly, which row is changed."""
+        key = ", ".join(self.state.key)
+        how = f"names its row by other columns than ({key})" if key else "does not say the old row"
         return errors.NoReplicaIdentity(
-            f"a change of table {self.name}, or of a partition, names its row by other columns "
-            f"than ({', '.join(self.state.key)})",
-            place=self.state.topic,
+            f"a change of table {self.name}, or of a partition, {how}", place=self.state.topic
         )
 
     def overtaken(self, xid: int) -> None:
@@ -457,7 +482,7 @@ class Captured:
         self.state.read_again(thorough=thorough)
         self.drop()
         self.touched, self.emptied, self.seen = [], [], Seen(self.log.path)
-        self.begun = False
+        self.begun, self.read_lately = False, True
         self.must_see = set(self.recent)
 
     def drop(self) -> None:

@@ -149,6 +149,9 @@ class TableInfo:
     altered: str = ""
     """A hash of the transactions that have last altered its columns, or those of its partitions. A
     rewriting that changes values is another one; a truncate, or VACUUM FULL, is not."""
+    partitions: str = ""
+    """The transactions that have last altered each of its partitions, as `oid:xid`, with a space
+    between; empty if it is not partitioned. Rows change nothing of it."""
     labels: tuple[tuple[int, str], ...] = ()
     """Those of the enums of its columns, by their oid: a label can be renamed, silently."""
     deferrable: bool = False
@@ -251,6 +254,16 @@ def slot(connection: Connection, name: str) -> SlotState | None:
         failover=found.get("failover", False),
         decoded=found["decoded"],
     )
+
+
+def slots_of(connection: Connection, publication: str) -> list[str]:
+    """The slots of this database that captures with this publication have made."""
+    query = """
+        select slot_name from pg_replication_slots
+        where database = current_database() and slot_name ~ ('^' || %s || '_[0-9a-f]{8}$')
+        order by 1
+        """
+    return [row[0] for row in connection.execute(query, [publication]).fetchall()]
 
 
 def publication(connection: Connection, name: str) -> Publication | None:
@@ -469,6 +482,7 @@ def _table(row: Any, columns: tuple[ColumnInfo, ...], version: int) -> TableInfo
         bytes=int(row.bytes),
         storage=row.storage or "",
         altered=row.altered or "",
+        partitions=row.partitions or "",
         selectable=row.selectable,
         deferrable=not row.immediate,
     )
@@ -550,7 +564,8 @@ with recursive tree(root, oid, attached, partitioned) as (
       as files,
     md5(string_agg((select string_agg(attnum || ' ' || a.xmin, ',' order by attnum)
       from pg_attribute a where attrelid = l.oid and attnum > 0 and not attisdropped), ' '
-      order by l.oid)) as altered
+      order by l.oid)) as altered,
+    string_agg(l.oid || ':' || l.xmin, ' ' order by l.oid) as partitions
   from tree join pg_class c on c.oid = root
   left join pg_class l on l.oid = tree.oid and l.relkind in ('r', 'f')
   group by root
@@ -564,7 +579,7 @@ select n.nspname as schema, c.relname as name, c.oid::bigint, c.relkind = 'p' as
   not exists (select 1 from pg_index i where i.indrelid = c.oid and i.indisprimary
     and not i.indimmediate) as immediate,
   case when c.relkind = 'r' then c.relfilenode::text else leaves.files end as storage,
-  leaves.altered,
+  leaves.altered, case when c.relkind = 'p' then leaves.partitions end as partitions,
   coalesce((select (i.indkey::int2[])[:i.indnkeyatts - 1] from pg_index i
     where i.indrelid = c.oid and i.indisreplident), '{}') as index,
   has_table_privilege(c.oid, 'select') as selectable

@@ -60,7 +60,7 @@ def fresh(state: State, log: EmbeddedLog) -> State:
         one.read_again()
         one.fence = -1
         one.member = one.asked = one.oid = 0
-    state.lsn = 0
+    state.lsn, state.failed, state.ended = 0, "", ""
     return state
 
 

@@ -26,13 +26,16 @@ us, and there are three ways to get there:
 All three mean the same for the data, so a confusion of them harms the advice, not the refusal.
 
 **Two captures on one slot** at the same time are refused by the server; we say it before it does.
-Two that take turns are seen by the note, which then has the id of another log.
+Two that take turns are seen by the note, which then has the id of another log. A new capture of a
+name that another log has in this database is refused before it makes anything (`check_new`).
 
 **Gone and back again.** What was not published when it was written never comes. A publication, or
 the entry of a table in it, that was dropped and made again is known by its oid. A table that is
 published by its schema, or with all others, has the entry of those.
 
-A table that is no longer there at all is a change of the schema, and not judged here.
+A table that is no longer there at all is a change of the schema, and not judged here. One that has
+lost its replica identity is refused, so that somebody hears of it; one that was stopped for that by
+a running capture, or for anything else, is not: the others go on.
 """
 
 from __future__ import annotations
@@ -73,6 +76,8 @@ class Saved:
     publication_oid: int
     tables: Mapping[TableName, int]
     """Those captured, with their entries as in `Publication.members`."""
+    stopped: frozenset[TableName]
+    """Those of them that are stopped, and have said why."""
     confirmed: int
     """The end of the last transaction, or a later position without one, that the log has."""
 
@@ -92,8 +97,26 @@ def check(
     tables = list(tables)
     check_publication(saved, publication, tables)
     for table in tables:
-        if (table.schema, table.name) in saved.tables:
+        name = (table.schema, table.name)
+        if name in saved.tables and name not in saved.stopped:
             _check_identity(table)
+
+
+def check_new(publication: str, log: str, note: Note | None, slots: Iterable[str]) -> None:
+    """Raise that the publication of a new capture serves another log's, which has one of the slots.
+
+    They would write each other's notes, and who is removed first takes it away from the other.
+    """
+    slots = list(slots)
+    if note and note.log != log and slots:
+        drop = "; ".join(f"SELECT pg_drop_replication_slot('{slot}')" for slot in slots)
+        raise errors.SlotInUse(
+            f"publication '{publication}' serves a capture of log {note.log}, this is log {log}",
+            place=f"replication slot {', '.join(slots)}",
+            why="a capture has a slot and a publication of its own, named after it",
+            fix="give this capture another name; if that log is gone for good, drop what it has "
+            f"left: {drop}; DROP PUBLICATION {identifier(publication)}",
+        )
 
 
 def _check_server(saved: Saved, identity: Identity, position: int) -> None:

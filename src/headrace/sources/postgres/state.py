@@ -70,8 +70,11 @@ class TableState:
     right if nobody has `altered` the table since (`catalog.emptied`). Empty: any is right."""
     altered: str = ""
     """As `catalog.TableInfo` has it, when the storage was last seen to be right."""
+    partitions: str = ""
+    """As `catalog.TableInfo` has it, when it was last looked at."""
     grown: int = 0
-    """Up to here new partitions may have had rows that they lost since: the topic has them not."""
+    """Up to here the stream may change rows that the topic does not have: new partitions have lost
+    them since, or partitions have named them by other columns for a while, which nobody says."""
     labels: str = ""
     """The last of the labels of its enums, and a hash of all: another one, and some were renamed,
     also in a word that the stream does not have. Empty: any are right."""
@@ -85,12 +88,8 @@ class TableState:
         self.__dict__[name] = value
 
     def stop(self, error: Exception) -> None:
-        """Say why it cannot go on: of an error of the catalogue the column, the fact, the code."""
-        self.status, self.reason = STOPPED, " ".join(str(error).split())
-        if isinstance(error, errors.HeadraceError):
-            named = not error.place.startswith("column ") or error.place in error.fact
-            column = "" if named else f"{error.place}: "
-            self.reason = f"{column}{error.fact} ({error.code})"
+        """Say why it cannot go on."""
+        self.status, self.reason = STOPPED, error_line(error)
 
     def read_again(self, *, thorough: bool = True) -> None:
         """Begin a snapshot from the start of the table."""
@@ -120,6 +119,8 @@ class State:
     """Rows of the topic of transactions that are older than the slot."""
     failed: str = ""
     """Why the last connection ended that did not hold, until one does."""
+    ended: str = ""
+    """With which error the last run ended, until another one streams."""
     tables: dict[str, TableState] = field(default_factory=dict)
     """By `schema.table`."""
 
@@ -168,6 +169,15 @@ class State:
 
 
 _APART = ("tables", "_kept")
+
+
+def error_line(error: Exception) -> str:
+    """An error in a line: of one of the catalogue the column, the fact, the code."""
+    if not isinstance(error, errors.HeadraceError):
+        return " ".join(str(error).split())
+    named = not error.place.startswith("column ") or error.place in error.fact
+    column = "" if named else f"{error.place}: "
+    return f"{column}{error.fact} ({error.code})"
 
 
 def full_name(schema: str, table: str) -> str:

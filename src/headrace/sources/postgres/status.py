@@ -65,13 +65,15 @@ class Status:
     patterns: list[str]
     state: str
     """`new`, `starting` (its slot cannot be made yet: see `waits`), `paused`, `running`, `stopped`,
-    `away`, or `no slot`."""
+    `away`, `no slot`, or `slot lost` (the server has given it up)."""
     away: str = ""
     """Why the server could not be asked."""
     waits: str = ""
     """For whom a statement of the capture waits at the server, if one does."""
     failed: str = ""
     """Why the last connection of the capture ended, if it is tried again since."""
+    ended: str = ""
+    """With which error the capture ended, if none has streamed since."""
     lsn: str | None = None
     """The log has every transaction that was committed before."""
     slot: str | None = None
@@ -84,7 +86,7 @@ class Status:
     held_bytes: int | None = None
     growth_bytes_per_second: float | None = None
     room_bytes: int | None = None
-    """Until the disk is full, or the server gives up the slot."""
+    """Until the disk is full, or the server may give up the slot."""
     room_seconds: float | None = None
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -146,7 +148,7 @@ def _status(
     second: Look | str,
 ) -> Status:
     status = Status(name, settings.dsn, list(settings.tables), "new")
-    status.failed = "" if state is None else state.failed
+    status.failed, status.ended = ("", "") if state is None else (state.failed, state.ended)
     if state is not None and state.lsn:
         status.state = "stopped"
         status.lsn, status.slot, status.publication = (
@@ -197,10 +199,13 @@ def _add_look(status: Status, look: Look) -> None:
     if look.active is None:
         status.state = "no slot"
         return
+    if look.wal_status == "lost":
+        status.state = "slot lost"
+        return
     if look.active:
         status.state = "running"
     status.lag_bytes, status.held_bytes = look.behind, look.held
-    rooms = [room for room in (look.safe, look.free) if room is not None]
+    rooms = [max(0, room) for room in (look.safe, look.free) if room is not None]
     status.room_bytes = min(rooms, default=None)
 
 
@@ -211,7 +216,7 @@ def _add_growth(status: Status, first: Look, second: Look) -> None:
     growth = (second.held - first.held) / seconds
     status.growth_bytes_per_second = round(growth, 1)
     if growth > 0 and status.room_bytes is not None:
-        status.room_seconds = round(max(0, status.room_bytes) / growth, 1)
+        status.room_seconds = round(status.room_bytes / growth, 1)
 
 
 def _add_commit(status: Status, log: EmbeddedLog) -> None:
