@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from headrace import errors
 from headrace.model.records import Receipt
-from headrace.model.rows import is_columnar
+from headrace.model.rows import is_columnar, is_one
 
 Headers = Mapping[str, bytes | str]
 ENTRY_BYTES_MAX = 2 << 20
@@ -127,13 +127,14 @@ class Producer:
     ) -> None:
         """Hand a row over, or a batch of rows; waits while the buffer is full.
 
-        A batch is what `log.append` takes of Arrow, pandas and Polars; everything else is one row.
+        A batch is what `log.append` takes as rows: Arrow, pandas, Polars, a list or an iterator; a
+        dict is one row, and so is a single value, or a tuple of key and value, of an opaque topic.
         A wrong batch is refused here, and nothing else is touched. Arrow's memory is not copied: do
         not write to it before `flush`. `headers`: one mapping for all rows, or one for each row of
         a batch.
         """
         self._refuse_if_forked()
-        if type(rows) is dict or not is_columnar(rows):  # theirs may change
+        if type(rows) is dict or _is_row(rows):  # theirs may change
             size = _size(rows) if headers is None else _size(rows) + _size(headers)
             one = _Waiting(copy(rows), copy(headers), 1, size, size, False)
         else:
@@ -152,6 +153,8 @@ class Producer:
     def _taken_in(self, rows: Any, headers: Any) -> _Waiting:
         if isinstance(headers, Iterator):  # they are read twice
             headers = list(headers)
+        elif isinstance(headers, pa.Array):
+            headers = headers.to_pylist()
         batch = self._appender.taken_in(self._topic, rows, headers)
         size = batch.get_total_buffer_size()
         if not isinstance(rows, _ARROW) or (  # pandas writes to its memory
@@ -334,6 +337,12 @@ class Producer:
             return pa.concat_batches(batches)
         except pa.ArrowInvalid:  # the topic was altered between two of them
             return pa.concat_batches([take_in(batch) for batch in batches])
+
+
+def _is_row(rows: Any) -> bool:
+    if isinstance(rows, tuple):  # of key and value, or of rows
+        return bool(rows) and not isinstance(rows[0], Mapping)
+    return is_one(rows) and not is_columnar(rows)
 
 
 def _of_rows(headers: Any, rows: int, is_batch: bool) -> Sequence[Headers | None]:

@@ -149,6 +149,8 @@ class Packer:
         if headers is None:
             return None
         try:
+            if isinstance(headers, pa.Array):
+                headers = headers.to_pylist()
             given = [headers] * rows if isinstance(headers, Mapping) else list(headers)
             if len(given) != rows:
                 raise errors.BadRows(
@@ -170,18 +172,19 @@ class Packer:
         """Which transaction each row belongs to, from the number of rows in each."""
         if counts is None:
             return None
-        given = np.asarray(counts)
-        if given.dtype.kind not in "iu" or given.sum() != rows or given.min() < 0:
-            raise errors.BadRows(
-                f"transactions of {given.tolist()} rows for {rows} rows",
-                place=self.place,
-                fix="give the number of rows of each transaction, in order",
-            )
-        return np.repeat(np.arange(len(given), dtype=np.uint32), given)
+        try:
+            given = np.asarray(counts)
+            if given.dtype.kind in "iu" and given.ndim == 1 and sum(given.tolist()) == rows:
+                return np.repeat(np.arange(len(given), dtype=np.uint32), given.astype(np.int64))
+        except ValueError:  # one is below 0, or a list of its own
+            pass
+        raise errors.BadRows(
+            f"transactions of {counts!r} rows for {rows} rows",
+            place=self.place,
+            fix="give the number of rows of each transaction, in order",
+        )
 
 
-def _encoded(headers: Headers) -> list[tuple[str, bytes]]:
-    return [
-        (name, value.encode() if isinstance(value, str) else value)
-        for name, value in headers.items()
-    ]
+def _encoded(headers: Headers | list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    pairs = headers if isinstance(headers, list) else headers.items()  # a list: out of Arrow
+    return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
