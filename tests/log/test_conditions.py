@@ -99,6 +99,25 @@ def test_bad_conditions(log: EmbeddedLog, bad: dict[Any, Any]) -> None:
     log.append("t", [{"a": 1}])
 
 
+@pytest.mark.parametrize("bad", [5, [("x", 0)], "x"])
+def test_conditions_are_named(log: EmbeddedLog, bad: Any) -> None:
+    log.create_topic("t", "a bigint")
+    for condition in ("expect", "require"):
+        with pytest.raises(errors.BadRows):
+            log.append("t", [{"a": 1}], **{condition: bad})
+    with pytest.raises(errors.BadSetting):
+        log.counter(["x"])  # type: ignore[arg-type]
+
+
+def test_two_requirements_that_cannot_both_hold(log: EmbeddedLog) -> None:
+    """The first is not forgotten for the second."""
+    transaction = log.transaction()
+    transaction.require("x", 1)
+    transaction.require("x", 1)
+    with pytest.raises(errors.BadRows, match="1 and 0"):
+        transaction.require("x", 0)
+
+
 RACE = """
     log = hr.connect(folder)
     say("ready"); sys.stdin.readline()

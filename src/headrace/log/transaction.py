@@ -110,7 +110,10 @@ class Transaction:
         """Commit only if the counter is `value`; it stays."""
         self._refuse_if_over()
         check_counter(name, value)
-        self._require[name] = value
+        if self._require.setdefault(name, value) != value:
+            raise errors.BadRows(
+                f"counter '{name}' is required to be {self._require[name]} and {value}", place=name
+            )
 
     def guard(
         self,

@@ -180,14 +180,14 @@ def _coercion(arrow: pa.DataType) -> Callable[[Any], Any]:
     wanted, convert = _SCALARS[arrow.id]
     if arrow.equals(TIMESTAMP_NTZ):
         convert = _local_datetime
-    spelled = ddl_type(arrow)
+    spelled, temporal = ddl_type(arrow), types.is_temporal(arrow)
 
     def coerce(value: Any) -> Any:
         if isinstance(value, np.generic):
             value = value.item()
-        if isinstance(value, Far) and types.is_temporal(arrow):
+        if isinstance(value, Far) and temporal:
             return int(value)
-        if not isinstance(value, wanted):
+        if not isinstance(value, wanted) or (temporal and value != value):  # NaT is no moment
             raise _wrong(value, spelled)
         return convert(value, spelled)
 
