@@ -187,7 +187,7 @@ def _coercion(arrow: pa.DataType) -> Callable[[Any], Any]:
             value = value.item()
         if isinstance(value, Far) and temporal:
             return int(value)
-        if not isinstance(value, wanted) or (temporal and value != value):  # NaT is no moment
+        if not isinstance(value, wanted) or (temporal and value != value):  # noqa: PLR0124 (NaT)
             raise _wrong(value, spelled)
         return convert(value, spelled)
 
