@@ -257,6 +257,30 @@ def test_writers_of_two_names_do_not_meet(log: EmbeddedLog) -> None:
     assert all(writer.state == name for name, writer in writers.items())
 
 
+def test_a_commit_said_by_hand_stores_once_too(log: EmbeddedLog) -> None:
+    """A transaction of a version that is stored has nothing to commit, `with` or not. R-A15"""
+    log.create_topic("t", "a bigint")
+    writer = log.writer("w")
+    for again in (False, True):
+        transaction = writer.transaction(version=0)
+        transaction.append("t", [{"a": 1}])
+        assert transaction.commit().duplicate is again
+        with pytest.raises(errors.BadRows, match="is over"):
+            transaction.commit()
+    assert values(log.read("t")) == [1]
+    assert writer.version == log.writer("w").version == 1
+
+
+@pytest.mark.parametrize("version", [-1, 0.0, "0", False])
+def test_a_version_is_a_number_from_0_on(log: EmbeddedLog, version: Any) -> None:
+    """Rows of version -1 are not rows that were stored before. R-D3"""
+    log.create_topic("t", "a bigint")
+    writer = log.writer("w")
+    writer.append("t", [{"a": 1}])
+    with pytest.raises(errors.BadSetting):
+        writer.append("t", [{"a": 2}], version=version)
+
+
 def test_a_writers_transaction(log: EmbeddedLog) -> None:
     """A writer's transaction is its next entry: all of it, once. R-A15"""
     log.create_topic("t", "a bigint")
