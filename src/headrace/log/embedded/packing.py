@@ -144,21 +144,22 @@ class Packer:
             )
         return partition
 
-    def headers(self, headers: HeadersOfRows | None, rows: int) -> pa.Array | None:
-        """The headers column: one mapping for all rows, or one (or None) per row."""
+    def headers(self, headers: HeadersOfRows | pa.Array | None, rows: int) -> pa.Array | None:
+        """The headers column: one mapping for all rows, one (or None) per row, or as it is."""
         if headers is None:
             return None
         try:
-            if isinstance(headers, pa.Array):
-                headers = headers.to_pylist()
-            given = [headers] * rows if isinstance(headers, Mapping) else list(headers)
+            given: Any = [headers] * rows if isinstance(headers, Mapping) else headers
+            if not isinstance(given, pa.Array):
+                encoded = [None if one is None else _encoded(one) for one in given]
+                given = pa.array(encoded, HEADERS)
             if len(given) != rows:
                 raise errors.BadRows(
                     f"{len(given)} headers for {rows} rows",
                     place=self.place,
                     fix="give one mapping for all rows, or one per row",
                 )
-            return pa.array([None if one is None else _encoded(one) for one in given], HEADERS)
+            return given.cast(HEADERS)
         except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
             raise errors.BadRows(
                 f"headers do not fit: {error}",
@@ -185,6 +186,8 @@ class Packer:
         )
 
 
-def _encoded(headers: Headers | list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    pairs = headers if isinstance(headers, list) else headers.items()  # a list: out of Arrow
-    return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
+def _encoded(headers: Headers) -> list[tuple[str, bytes]]:
+    return [
+        (name, value.encode() if isinstance(value, str) else value)
+        for name, value in headers.items()
+    ]

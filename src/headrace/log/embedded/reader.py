@@ -220,7 +220,8 @@ class Reading:
             wanted.offsets = dict.fromkeys(chosen or range(wanted.topic.partitions), start)
         else:
             wanted.offsets = dict(start)
-            wanted.partitions = frozenset(start)
+            named, chosen = frozenset(start), wanted.partitions
+            wanted.partitions = named if chosen is None else named & chosen
         if self._sealed and self._places.unsealed(wanted.topic, wanted.offsets):
             self._sealed = False  # not even the last sealed file is opened: it may be far away
             self._skip_through = self._passed = self._journal.control.sealed.through
