@@ -102,7 +102,7 @@ class Topic:
         )
 
 
-def check_name(name: str) -> None:
+def check_name(name: object) -> None:
     """Refuse a topic name that could not be a file, an URL part and a Kafka topic."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         place = f"topic {name!r}"  # not as it is: it may not be printable
