@@ -363,6 +363,10 @@ def test_a_changed_format_file_is_damage(folder: str) -> None:
         with pytest.raises(errors.LogDamaged) as caught:
             hr.connect(folder)
         assert caught.value.details["file"] == path
+    Path(path).write_text(text.replace('"format": 1', '"format": 7'))
+    with pytest.raises(errors.LogDamaged, match="names format 7") as caught:
+        hr.connect(folder)
+    assert "newer Headrace" in caught.value.fix
     Path(path).write_text(text)
     with hr.connect(folder) as log:
         assert values(log.read("t")) == [0, 1, 2]

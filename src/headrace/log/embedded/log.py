@@ -727,7 +727,10 @@ def _close(journal: Journal, keeper: Housekeeper) -> None:
     try:
         words = journal.live.words
         if not words[shared.POISONED] and not words[shared.DAMAGED] and keeper.used:
-            journal.mark()
+            tail = journal.live.tail()
+            journal.sync(tail.end, tail.position)
+            with contextlib.suppress(errors.DiskFull):  # a mark says so sooner, no more
+                journal.mark()
     finally:
         journal.close()
 
