@@ -237,9 +237,9 @@ class _Check:
                 if last and start >= self.unsynced:
                     self._note_torn(start)
                     break
-                if kind == ROLL:  # it is whole: what is gone is the next one
-                    damage = self.files.damage(address_of(number + 1, 0))
-                self._problem(damage)
+                # Behind a roll the file is whole: what is gone is the next one.
+                gone = kind == ROLL
+                self._problem(self.files.damage(address_of(number + 1, 0)) if gone else damage)
                 previous = None
                 start = found.address if found is not None else end
         self.done += end & OFFSET_MASK

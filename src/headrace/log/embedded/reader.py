@@ -349,7 +349,7 @@ class Reading:
     def _say_if_lost(self) -> None:
         """The end of a log whose newest part is gone is damage, not an end."""
         damaged = self._journal.live.words[shared.DAMAGED]
-        if damaged >= self._limit:
+        if damaged and damaged >= self._limit:  # all words are 0 once the log is closed
             raise self._files.damage(damaged)
 
     def _with_way_on(self, damage: errors.LogDamaged) -> errors.LogDamaged:
