@@ -255,6 +255,15 @@ def test_progress_stays_on_one_line_of_a_narrow_terminal(
     assert max(map(len, drawn[:-1])) <= 19
 
 
+def test_a_file_that_takes_nothing_is_named(folder: str, log: object) -> None:
+    with started(
+        folder, "topic", "append", "to", "--aside", "/dev/full", stdin=PIPE, stderr=PIPE
+    ) as (process):
+        _, complaint = process.communicate(b"{}\n", PATIENCE)
+    assert process.returncode == 1
+    assert b"at: /dev/full" in complaint
+
+
 @pytest.mark.parametrize("command", ["ls", "read"])
 def test_an_output_that_takes_nothing_is_an_error_in_words(folder: str, command: str) -> None:
     """A full disk under `> file`, and no standard output at all, are no reason for a traceback."""

@@ -286,6 +286,7 @@ def test_python_values_are_taken_exactly(value: Any, ddl: str, result: Any) -> N
         (NOON, "date", "value.date()"),
         ("2024-05-01", "date", "datetime.date.fromisoformat"),
         (pd.NaT, "timestamp", "give a datetime.datetime"),
+        pytest.param(10**5000, "bigint", "", id="thousands of digits"),
         (pd.Timestamp("2024-05-01"), "date", "value.date()"),
         ("2024-05-01", "timestamp", "datetime.datetime.fromisoformat"),
         (1714564800, "timestamp", "datetime.datetime"),

@@ -68,7 +68,10 @@ class Refusal(Exception):
 
 def shown(value: object) -> str:
     """Show a value in an error message, cut to a readable length."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write integers of thousands of digits
+        text = f"a {type(value).__name__} too long to be shown"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
