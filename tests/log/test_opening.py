@@ -6,6 +6,7 @@ that hang or fail on a file that another has closed.
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -47,6 +48,17 @@ def test_a_path_may_be_bytes(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_looked_into_is_an_error_of_the_catalogue(tmp_path: Path) -> None:
     with pytest.raises(errors.IoFailed, match="File name too long"):
         hr.connect(tmp_path / ("x" * 300))
+
+
+def test_too_many_open_files_are_an_error_of_the_catalogue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str) -> str:
+        raise OSError(errno.EMFILE, "Too many open files", "/proc/self/mountinfo")
+
+    monkeypatch.setattr(system, "filesystem_of", full)
+    with pytest.raises(errors.IoFailed, match="Too many open files"):
+        hr.connect(tmp_path / "log")
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o444, 0o711])

@@ -61,8 +61,8 @@ FOLDERS = ("locks", "live", "journal", "pieces", "counters", "sealed")
 
 def open_journal(system: System, folder: str, settings: LogSettings, *, create: bool) -> Journal:
     """Open the log in `folder`, made if it is not there and `create`; recovered if need be."""
-    system.check_folder(folder)
     with os_errors("opening the log", folder):
+        system.check_folder(folder)
         try:
             names = system.listdir(folder)
         except NotADirectoryError:
