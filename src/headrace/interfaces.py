@@ -40,7 +40,7 @@ class Part:
         """`rows` may be an iterator: it is taken in once, by the log that the entry goes to."""
         self.topic = topic
         self.rows = rows
-        self.headers = headers
+        self.headers = list(headers) if isinstance(headers, Iterator) else headers
         self.transactions = transactions
         self.partition = partition
         self.sent_time = sent_time

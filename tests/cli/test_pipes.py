@@ -148,6 +148,21 @@ def test_tail_ends_when_nobody_reads(tail: subprocess.Popen[bytes]) -> None:
     tail.stdout = None
 
 
+def test_tail_ends_where_nobody_ever_read(folder: str, log: object) -> None:
+    """Also where the shell has it ignore Ctrl-C, as it does with what runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for _ in range(4):  # sooner or later than the reading begins
+            with started(folder, "topic", "tail", "to", stdout=PIPE, stderr=PIPE) as process:
+                assert process.stdout is not None
+                assert process.stderr is not None
+                process.stdout.close()
+                assert process.wait(PATIENCE) == 0
+                assert process.stderr.read() == b""
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_waiting_tail_does_nothing(tail: subprocess.Popen[bytes]) -> None:
     """A tail that waits is not running: no system call wakes it while nothing is appended."""
 
@@ -238,6 +253,15 @@ def test_progress_stays_on_one_line_of_a_narrow_terminal(
     drawn = [line for line in seen.partition(" appended")[0].split("\r\x1b[K") if line]
     assert len(drawn) > 1
     assert max(map(len, drawn[:-1])) <= 19
+
+
+def test_a_file_that_takes_nothing_is_named(folder: str, log: object) -> None:
+    with started(
+        folder, "topic", "append", "to", "--aside", "/dev/full", stdin=PIPE, stderr=PIPE
+    ) as (process):
+        _, complaint = process.communicate(b"{}\n", PATIENCE)
+    assert process.returncode == 1
+    assert b"at: /dev/full" in complaint
 
 
 @pytest.mark.parametrize("command", ["ls", "read"])

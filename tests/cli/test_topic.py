@@ -198,6 +198,18 @@ def test_half_a_surrogate_is_set_aside_with_the_lines_behind_it(
     assert [one["text"] for one in bad] == lines[:3]
 
 
+def test_a_number_of_thousands_of_digits_is_json_all_the_same(headrace: Headrace) -> None:
+    """It is no bigint, and is said to be none; where values are JSON it is one."""
+    digits = "9" * 5000
+    headrace("topic", "create", "t", "a bigint")
+    done = headrace("topic", "append", "t", stdin=f'{{"a": {digits}}}\n')
+    assert (done.code, "not JSON" in done.err) == (3, False)
+    assert "column 'a': 9999" in done.err
+    headrace("topic", "create", "j", "json")
+    headrace("topic", "append", "j", stdin=f'{{"value": {digits}}}\n')
+    assert headrace("topic", "read", "j", "--format", "lines").out == f"{digits}\n"
+
+
 def test_a_number_with_an_exponent_is_named_as_such(clicks: Headrace) -> None:
     done = clicks("topic", "append", "clicks", stdin='{"user": 1e0}')
     assert "column 'user': 1e0 is not a bigint" in done.err
@@ -316,13 +328,31 @@ def test_headers_and_places_through_a_pipe(clicks: Headrace, folder: str) -> Non
     assert [row.get("_headers") for row in copied] == [first["_headers"], None]
 
 
-def arrow(data: dict[str, pa.Array]) -> bytes:
+def test_headers_through_a_pipe_of_arrow(clicks: Headrace, folder: str) -> None:
+    headers = {"a": b"b", "c": b"\xff"}
+    with hr.connect(folder) as log:
+        log.append("clicks", [{"user": 1}, {"user": 1}], headers=[headers, None])
+    out = clicks("topic", "read", "clicks", "--with-position", "--format", "arrow").data
+    assert clicks("topic", "append", "clicks", "--format", "arrow", stdin=out).code == 0
+    with hr.connect(folder) as log:
+        (batch,) = log.read("clicks")
+        assert batch.headers.to_pylist() == [[*headers.items()], None] * 2
+
+
+def arrow(data: dict[str, pa.Array], form: Any = pa.ipc.new_stream) -> bytes:
     sink = io.BytesIO()
     batch = pa.record_batch(data)
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
+    with form(sink, batch.schema) as writer:
         writer.write_batch(batch)
         writer.write_batch(batch)
     return sink.getvalue()
+
+
+def test_an_arrow_file_is_taken_too(clicks: Headrace) -> None:
+    """What pyarrow and pandas write as `x.arrow`; its footer is not needed, so a pipe will do."""
+    data = arrow({"user": pa.array([1, 2])}, pa.ipc.new_file)
+    assert clicks("topic", "append", "clicks", "--format", "arrow", stdin=data).code == 0
+    assert [row["user"] for row in clicks("topic", "read", "clicks").rows] == [1, 2, 1, 2]
 
 
 def test_bad_rows_of_arrow_are_set_aside(clicks: Headrace) -> None:

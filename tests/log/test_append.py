@@ -524,6 +524,26 @@ def test_pieces_that_cannot_be_published(log: EmbeddedLog) -> None:
     assert list(log.read("t")) == []
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"headers": {"a": "b"}},
+        {"transactions": [1]},
+        {"partition": 0},
+        {"sent_time": dt.datetime(2024, 1, 1)},
+    ],
+    ids=str,
+)
+def test_what_a_piece_cannot_be_given_any_more(log: EmbeddedLog, given: dict[str, Any]) -> None:
+    """It is written: what comes later is refused, not left out. R-D3"""
+    log.create_topic("t", "a bigint")
+    piece = log.stage("t", [{"a": 1}])
+    for rows_ in (piece, [piece]):
+        with pytest.raises(errors.BadRows, match="already"):
+            log.append("t", rows_, **given)
+    log.append("t", piece)
+
+
 def test_a_piece_that_nobody_published_is_seen(log: EmbeddedLog) -> None:
     """A staged piece without an entry is listed by the check, and harms nothing. R-D3"""
     log.create_topic("t", "a bigint")
@@ -629,6 +649,10 @@ def test_a_stream_of_os_appends_becomes_visible(folder: str) -> None:
         {"transactions": ["a"]},
         {"transactions": [1.0]},
         {"transactions": [2, -1]},
+        {"transactions": 1},
+        {"transactions": [[1]]},
+        {"transactions": [[1], [1, 2]]},
+        {"transactions": np.array([2**64 - 1, 2], np.uint64)},
         {"sent_time": "2026-01-01"},
     ],
     ids=str,

@@ -99,6 +99,25 @@ def test_bad_conditions(log: EmbeddedLog, bad: dict[Any, Any]) -> None:
     log.append("t", [{"a": 1}])
 
 
+@pytest.mark.parametrize("bad", [5, [("x", 0)], "x"])
+def test_conditions_are_named(log: EmbeddedLog, bad: Any) -> None:
+    log.create_topic("t", "a bigint")
+    for condition in ("expect", "require"):
+        with pytest.raises(errors.BadRows):
+            log.append("t", [{"a": 1}], **{condition: bad})
+    with pytest.raises(errors.BadSetting):
+        log.counter(["x"])  # type: ignore[arg-type]
+
+
+def test_two_requirements_that_cannot_both_hold(log: EmbeddedLog) -> None:
+    """The first is not forgotten for the second."""
+    transaction = log.transaction()
+    transaction.require("x", 1)
+    transaction.require("x", 1)
+    with pytest.raises(errors.BadRows, match="1 and 0"):
+        transaction.require("x", 0)
+
+
 RACE = """
     log = hr.connect(folder)
     say("ready"); sys.stdin.readline()
@@ -236,6 +255,30 @@ def test_writers_of_two_names_do_not_meet(log: EmbeddedLog) -> None:
             writer.append("t", [{"a": 1}], state=name)
     assert {name: writer.version for name, writer in writers.items()} == dict.fromkeys(writers, 3)
     assert all(writer.state == name for name, writer in writers.items())
+
+
+def test_a_commit_said_by_hand_stores_once_too(log: EmbeddedLog) -> None:
+    """A transaction of a version that is stored has nothing to commit, `with` or not. R-A15"""
+    log.create_topic("t", "a bigint")
+    writer = log.writer("w")
+    for again in (False, True):
+        transaction = writer.transaction(version=0)
+        transaction.append("t", [{"a": 1}])
+        assert transaction.commit().duplicate is again
+        with pytest.raises(errors.BadRows, match="is over"):
+            transaction.commit()
+    assert values(log.read("t")) == [1]
+    assert writer.version == log.writer("w").version == 1
+
+
+@pytest.mark.parametrize("version", [-1, 0.0, "0", False])
+def test_a_version_is_a_number_from_0_on(log: EmbeddedLog, version: Any) -> None:
+    """Rows of version -1 are not rows that were stored before. R-D3"""
+    log.create_topic("t", "a bigint")
+    writer = log.writer("w")
+    writer.append("t", [{"a": 1}])
+    with pytest.raises(errors.BadSetting):
+        writer.append("t", [{"a": 2}], version=version)
 
 
 def test_a_writers_transaction(log: EmbeddedLog) -> None:

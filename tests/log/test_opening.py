@@ -6,7 +6,10 @@ that hang or fail on a file that another has closed.
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +48,42 @@ def test_a_path_may_be_bytes(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_looked_into_is_an_error_of_the_catalogue(tmp_path: Path) -> None:
     with pytest.raises(errors.IoFailed, match="File name too long"):
         hr.connect(tmp_path / ("x" * 300))
+
+
+def test_too_many_open_files_are_an_error_of_the_catalogue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str) -> str:
+        raise OSError(errno.EMFILE, "Too many open files", "/proc/self/mountinfo")
+
+    monkeypatch.setattr(system, "filesystem_of", full)
+    with pytest.raises(errors.IoFailed, match="Too many open files"):
+        hr.connect(tmp_path / "log")
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o711])
+def test_a_folder_that_this_user_may_not_look_into(tmp_path: Path, mode: int) -> None:
+    """An error of the catalogue, and not that there is no log."""
+    hr.connect(tmp_path / "log").close()
+    program = """
+import os, sys, headrace as hr, headrace.log.embedded.log, headrace.cli.topic, headrace.cli.main
+if os.geteuid() == 0:
+    os.setuid(65534)
+try:
+    hr.connect(sys.argv[1])
+except hr.errors.ReadOnlyDisk as error:
+    print(error.code)
+sys.exit(headrace.cli.main.run(["topic", "ls", "--log", sys.argv[1]]))
+"""
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
+    (tmp_path / "log").chmod(mode)
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "log"], capture_output=True, text=True
+    )
+    (tmp_path / "log").chmod(0o755)
+    assert (done.returncode, done.stdout) == (1, "HR-LOG-004\n"), done.stderr
+    assert "error[HR-LOG-004]" in done.stderr
 
 
 def test_a_mount_whose_name_is_no_text_does_not_matter(

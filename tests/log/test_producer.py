@@ -22,7 +22,7 @@ from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.producer import Producer
 from headrace.model.records import Receipt
-from tests.log.kit import Gate, Machine, machine_log, values
+from tests.log.kit import Gate, Machine, machine_log, rows, values
 
 
 class Slow:
@@ -320,14 +320,17 @@ def test_bad_settings(log: EmbeddedLog) -> None:
 
 def test_a_row_is_what_it_was_when_it_was_sent(log: EmbeddedLog) -> None:
     """A dict and headers that are filled anew for each row do not change those on their way."""
-    log.create_topic("t", "a bigint")
-    row: dict[str, Any] = {}
+    log.create_topic("t", "a bigint, l array<struct<x:int>>, b binary")
+    struct, blob = {"x": 0}, bytearray(1)
+    row: dict[str, Any] = {"l": [struct], "b": blob}
     headers: dict[str, bytes | str] = {}
     with log.producer("t") as producer:
         for a in range(200):
-            row["a"] = a
+            row["a"] = struct["x"] = blob[0] = a
             headers["a"] = str(a)
             producer.send(row, headers=headers)
+    inner = [(row["l"][0]["x"], row["b"][0]) for row in rows(log.read("t"))]
+    assert inner == [(a, a) for a in range(200)]
     found = [
         (a, dict(pairs))
         for batch in log.read("t")

@@ -21,7 +21,7 @@ import pytest
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.producer import Producer
-from tests.log.kit import Gate, values
+from tests.log.kit import Gate, rows, values
 
 TEXT = "x" * 50
 
@@ -45,6 +45,9 @@ FORMS: dict[str, Callable[[list[int]], Any]] = {
     "pandas": lambda numbers: pd.DataFrame({"a": numbers}, dtype="int64"),
     "polars": lambda numbers: pl.DataFrame({"a": numbers}, {"a": pl.Int64}),
     "narrow": lambda numbers: pa.record_batch({"a": pa.array(numbers, pa.int16())}),
+    "list": lambda numbers: [{"a": number} for number in numbers],
+    "tuple": lambda numbers: tuple({"a": number} for number in numbers),
+    "iterator": lambda numbers: ({"a": number} for number in numbers),
 }
 
 
@@ -105,6 +108,8 @@ WRONG: dict[str, tuple[Any, type[errors.HeadraceError]]] = {
     "a table": (pa.table({"k": [1, 2], "w": [1, 2], "z": [1, 2]}), errors.WrongColumn),
     "pandas": (pd.DataFrame({"k": [1], "w": ["x"]}), errors.WrongType),
     "polars": (pl.DataFrame({"k": [1], "w": ["x"]}), errors.WrongType),
+    "a list": ([{"k": 1, "w": 1}, {"k": 1, "w": "x"}], errors.WrongType),
+    "a list of something else": ([1, 2], errors.BadRows),
 }
 
 
@@ -129,6 +134,26 @@ def test_a_wrong_batch_is_refused_at_once_and_takes_nobody_with_it(
         assert len(producer.unsent) == 3
         gate.open.set()
     assert values(log.read("t"), "k") == [1, 2, 1]
+
+
+def test_opaque_rows_are_what_append_takes(log: EmbeddedLog) -> None:
+    """A list is many rows, a tuple one with its key. R-A15"""
+    given: list[Any] = [{"x": 1}, 5, "text", ("k", [1]), [1, ("k", 2), None], [[1, 2]], None]
+    log.create_topic("sent", "json")
+    log.create_topic("appended", "json")
+    with log.producer("sent") as producer:
+        for one in given:
+            producer.send(one)
+            log.append("appended", one)
+        producer.send([1, 2], headers=({"h": "v"}, None))
+        with pytest.raises(errors.BadRows):
+            producer.send([1], headers=pa.array([[("h", b"v")]], pa.map_(pa.string(), pa.binary())))
+    found = rows(log.read("sent"))
+    assert found[:-2] == rows(log.read("appended"))
+    assert [one for batch in log.read("sent") for one in batch.headers.to_pylist()][-2:] == [
+        [("h", b"v")],
+        None,
+    ]
 
 
 def test_a_wrong_row_among_batches_loses_nothing(t: EmbeddedLog) -> None:

@@ -71,6 +71,8 @@ def test_from_an_offset(many: EmbeddedLog, offset: int) -> None:
     assert places(many.read("t", start=offset)) == expected
     only = [place for place in expected if place[0] in (1, 3)]
     assert places(many.read("t", start=offset, partitions=[1, 3])) == only
+    both = many.read("t", start=dict.fromkeys([0, 1, 3], offset), partitions=[1, 2, 3])
+    assert places(both) == only
 
 
 def test_from_offsets_by_partition(many: EmbeddedLog) -> None:

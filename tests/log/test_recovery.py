@@ -329,6 +329,16 @@ def test_a_torn_tail_is_not_damage(folder: str) -> None:
     checked(folder)
 
 
+def test_a_missing_newest_file_is_named(folder: str) -> None:
+    """And not the one before it, which is whole. R-D3"""
+    newest = filled(folder, 200, **TINY)
+    path = os.path.join(folder, "journal", f"{newest:08d}.log")
+    os.unlink(path)
+    (problem,) = check(OsSystem(), folder).problems
+    assert problem.details["file"] == path
+    assert problem.details["found"] == "no file"
+
+
 def test_a_missing_piece_is_damage(folder: str) -> None:
     """A large entry whose file is gone or changed is damage; the rest is read. R-D3"""
     with hr.connect(folder, inline_bytes_max=1000) as log:
@@ -363,6 +373,10 @@ def test_a_changed_format_file_is_damage(folder: str) -> None:
         with pytest.raises(errors.LogDamaged) as caught:
             hr.connect(folder)
         assert caught.value.details["file"] == path
+    Path(path).write_text(text.replace('"format": 1', '"format": 7'))
+    with pytest.raises(errors.LogDamaged, match="names format 7") as caught:
+        hr.connect(folder)
+    assert "newer Headrace" in caught.value.fix
     Path(path).write_text(text)
     with hr.connect(folder) as log:
         assert values(log.read("t")) == [0, 1, 2]

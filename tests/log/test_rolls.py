@@ -6,6 +6,7 @@ their runs were merged, files left behind. Not caught: rolls cut by a crash; see
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -95,6 +96,23 @@ def test_a_full_disk_at_a_roll(folder: str) -> None:
         log.append("t", [{"a": taken}])
         assert values(log.read("t")) == list(range(taken + 1))
     checked(folder)
+
+
+def test_a_log_on_a_full_disk_is_closed_all_the_same(folder: str) -> None:
+    """There is no room for a mark; what was taken is synced, also what did not wait for it."""
+    machine = Machine()
+    with machine_log(folder, machine, background=False, **TINY) as log:
+        log.create_topic("t", "a bigint, pad string")
+        full = OSError(errno.ENOSPC, "No space left on device")
+        machine.fails = lambda call, path: full if call == "create" else None
+        taken = 0
+        with contextlib.suppress(errors.DiskFull):
+            while True:
+                log.append("t", [{"a": taken, "pad": "x" * 1000}], durability="os")
+                taken += 1
+    machine.fails = lambda call, path: None
+    with hr.connect(folder) as log:
+        assert values(log.read("t")) == list(range(taken))
 
 
 def test_marks_take_no_position(folder: str) -> None:

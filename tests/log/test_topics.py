@@ -89,6 +89,10 @@ def test_a_pyarrow_schema_makes_the_same_topic(log: EmbeddedLog) -> None:
     assert by_arrow.schema == by_ddl.schema
 
 
+def test_no_key_may_be_said(log: EmbeddedLog) -> None:
+    assert log.create_topic("t", "a bigint", key=None).key == ()
+
+
 @pytest.mark.parametrize("name", ["a", "_internal", "A.b-C_9", "9", "a" * 249, "a..b"])
 def test_names_that_are_taken(log: EmbeddedLog, name: str) -> None:
     """A name of letters, digits, '.', '_' and '-' is a topic's. R-A1"""
@@ -97,8 +101,10 @@ def test_names_that_are_taken(log: EmbeddedLog, name: str) -> None:
     assert values(log.read(name)) == [1]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "ä", "a\n", "\ud800", "a" * 250])
-def test_names_that_are_refused(log: EmbeddedLog, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a b", "a/b", "ä", "a\n", "\ud800", "a" * 250, None, b"a"]
+)
+def test_names_that_are_refused(log: EmbeddedLog, name: Any) -> None:
     """Any other name is refused before anything is written, in words that can be shown. R-D3"""
     with pytest.raises(errors.BadTopicName) as refused:
         log.create_topic(name, "a bigint")
@@ -284,6 +290,7 @@ def test_reserved_columns(log: EmbeddedLog) -> None:
     [
         ({"schema": "a bigint, at string", "event_time": "at"}, errors.BadSchema),
         ({"schema": "a bigint", "event_time": "at"}, errors.WrongColumn),
+        ({"schema": "a bigint", "event_time": 5}, errors.WrongColumn),
         ({"schema": "a bigint", "key": "b"}, errors.WrongColumn),
         ({"schema": "a array<int>", "key": "a"}, errors.BadSchema),
         ({"schema": "a bigint", "key": ["a", "a"]}, errors.BadSchema),

@@ -56,6 +56,39 @@ def test_a_transaction_has_as_many_parts_as_it_likes(shop: EmbeddedLog) -> None:
     assert sorted(values(shop.read("orders"))) == list(range(1500))
 
 
+@pytest.mark.parametrize(
+    ("group", "offset", "error"),
+    [
+        ("", 0, errors.BadSetting),
+        (5, 0, errors.BadSetting),
+        ("\ud800", 0, errors.BadSetting),
+        ("g", 2**63, errors.BadPosition),
+    ],
+)
+def test_offsets_that_are_none(
+    shop: EmbeddedLog, group: Any, offset: int, error: type[errors.HeadraceError]
+) -> None:
+    with pytest.raises(error), shop.transaction() as transaction:
+        transaction.commit_offsets(group, {"orders": {0: offset}})
+
+
+def test_a_part_has_its_sent_time(shop: EmbeddedLog) -> None:
+    """As an append has. R-A1"""
+    then = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+    with shop.transaction() as transaction:
+        transaction.append("audit", [{"a": "x"}], sent_time=then)
+    (batch,) = shop.read("audit")
+    assert batch.sent_time.to_pylist() == [then]
+
+
+def test_a_value_that_is_nested_too_deep(shop: EmbeddedLog) -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(errors.BadRows), shop.transaction() as transaction:
+        transaction.put("deep", deep)
+
+
 def test_a_value_has_a_name(shop: EmbeddedLog) -> None:
     for name in (None, "", 5):
         with pytest.raises(errors.BadRows):

@@ -16,6 +16,7 @@ import pytest
 import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.log.embedded.places import Places
 from tests.log.kit import Child, values
 
 FOLLOW = """
@@ -126,6 +127,22 @@ def test_closing_ends_a_following(folder: str) -> None:
         thread.join(10)
         assert not thread.is_alive()
     assert sorted(map(str, ended)) == ["[1]", "closed"]
+
+
+@pytest.mark.parametrize("batches", [0, 1])
+def test_closing_ends_a_following_that_does_not_wait(folder: str, batches: int) -> None:
+    """Closed between two batches, it is over; nothing is damaged. R-D3"""
+    log = hr.connect(folder)
+    log.create_topic("t", "a bigint")
+    log.append("t", [{"a": 1}])
+    reading = log.read("t", follow=True)
+    for _ in range(batches):
+        next(reading)
+    journal = log.journal
+    log.close()
+    assert values(reading) == []
+    with pytest.raises(errors.LogClosed):  # another thread comes in the middle of `read`
+        Places(journal)
 
 
 def test_a_reading_of_a_closed_handle_ends(folder: str) -> None:

@@ -142,6 +142,9 @@ def test_any_text_is_read_or_refused_with_a_place(text: str) -> None:
         ("a decimal(3,4)", "out of range", "character 11", "decimal(38,s)"),
         ("a struct<b int, B int>", "'B' is named twice", "column 'a'", "rename"),
         ("", "no columns", "character 1", "at least one"),
+        ("`\ud800` int", "half a surrogate", "character 2", "leave it out"),
+        ("a struct<`\ud800`: int>", "half a surrogate", "character 11", "leave it out"),
+        ("a int comment '\ud800'", "half a surrogate", "character 16", "leave it out"),
         ("a " + "array<" * 40 + "int" + ">" * 40, "nested deeper", "column 'a'", "string"),
     ],
 )

@@ -147,6 +147,7 @@ def test_decimals_widen_exactly_when_the_largest_value_fits(
         ({"add": "URL string"}, "'URL' is there already", "another name"),
         ({"add": "x int, X int"}, "'X' is there already", "another name"),
         ({"rename": {"url": "at"}}, "'at' is there already", "another name"),
+        ({"rename": {"url": "url"}}, "'url' is named so already", "leave it out"),
         ({"retire": ["user"]}, "key column 'user'", "new generation"),
         ({"rename": {"user": "u"}}, "key column 'user'", "new generation"),
         ({"widen": {"user": "double"}}, "key column 'user'", "new generation"),

@@ -285,6 +285,8 @@ def test_python_values_are_taken_exactly(value: Any, ddl: str, result: Any) -> N
         ("x", "binary", "encode"),
         (NOON, "date", "value.date()"),
         ("2024-05-01", "date", "datetime.date.fromisoformat"),
+        (pd.NaT, "timestamp", "give a datetime.datetime"),
+        pytest.param(10**5000, "bigint", "", id="thousands of digits"),
         (pd.Timestamp("2024-05-01"), "date", "value.date()"),
         ("2024-05-01", "timestamp", "datetime.datetime.fromisoformat"),
         (1714564800, "timestamp", "datetime.datetime"),
@@ -551,6 +553,15 @@ def test_missing_values_of_pandas_are_null() -> None:
     first, second = take(frame, ddl)
     assert first == {"i": 1, "f": 0.5, "s": "x", "b": True, "t": NOON, "n": 1, "c": "x", "l": [1]}
     assert set(second.values()) == {None}
+
+
+@pytest.mark.parametrize("missing", [np.nan, pd.NaT, None])
+@pytest.mark.parametrize("ddl", ["string", "timestamp", "decimal(5,2)", "array<int>"])
+def test_a_column_of_pandas_without_any_value_is_null(missing: Any, ddl: str) -> None:
+    """pandas makes floats of it, whatever was meant to come (a column of CSV that is empty)."""
+    frame = pd.DataFrame({"i": [1, 2], "x": [missing, missing]})
+    assert [row["x"] for row in take(frame, f"i int, x {ddl}")] == [None, None]
+    assert take(frame[:0], f"i int, x {ddl}") == []
 
 
 def test_nan_is_a_value_elsewhere() -> None:

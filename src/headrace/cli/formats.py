@@ -78,7 +78,9 @@ def destination(output: str | None) -> Iterator[IO[bytes]]:
         with stream:
             yield stream
         os.replace(part, output)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)
+        if isinstance(error, OSError):
+            error.filename = error.filename or output
         raise

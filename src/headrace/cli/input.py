@@ -281,6 +281,7 @@ class LineIntake:
             object_pairs_hook=_unique,
             parse_constant=_refuse_constant,
             parse_float=Decimal if exact else None,
+            parse_int=_whole,
         ).decode
         kinds = {f.name: f.type for f in schema}
         self._fields = [(name, self._field(name, kinds.get(name))) for name in head]
@@ -461,9 +462,14 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f'{name} needs quotes: "{name}"')
 
 
+def _whole(digits: str) -> int | Decimal:
+    """Python makes no integers of thousands of digits; they are JSON all the same."""
+    return int(digits) if len(digits) <= 640 else Decimal(digits)
+
+
 _SPACE = re.compile(r"[ \t\r\n]*")
 _raw_decode = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_constant=_refuse_constant
+    object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_int=_whole
 ).raw_decode
 
 
@@ -825,10 +831,28 @@ def _readable(row: pa.RecordBatch) -> dict[str, Any]:
     return found
 
 
+_ARROW_FILE = b"ARROW1\0\0"
+
+
+class _Behind:
+    """A stream of which the beginning was read already."""
+
+    closed = False
+
+    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
+        self._head, self._rest = head, rest
+
+    def read(self, size: int) -> bytes:
+        head, self._head = self._head[:size], self._head[size:]
+        return head + self._rest.read(size - len(head))
+
+
 def arrow_batches(stream: IO[bytes]) -> Iterator[pa.RecordBatch]:
-    """Give the record batches of an Arrow IPC stream."""
+    """Give the record batches of an Arrow IPC stream, or file: that is one behind its magic."""
     try:
-        with pa.ipc.open_stream(stream) as reader:
+        head = stream.read(len(_ARROW_FILE))
+        rest = _Behind(b"" if head == _ARROW_FILE else head, stream)
+        with pa.ipc.open_stream(pa.PythonFile(rest, "r")) as reader:
             yield from reader
     except (pa.ArrowException, OSError, EOFError) as error:
         raise BadRows(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -154,7 +155,10 @@ def _opened(stream: TextIO | None, name: str) -> TextIO:
 
 def is_log(path: str) -> bool:
     """Say whether there is a log in the folder, without opening it."""
-    return os.path.isfile(os.path.join(path, "headrace.json"))
+    try:
+        return stat.S_ISREG(os.stat(os.path.join(path, "headrace.json")).st_mode)
+    except OSError as error:
+        return isinstance(error, PermissionError)  # who opens it says what is wrong
 
 
 def open_log(path: str, *, create: bool = False, **settings: Any) -> EmbeddedLog:

@@ -121,10 +121,14 @@ def _aside(aside: str | None) -> Iterator[Callable[[BadLine], None]]:
     except OSError as error:
         fix = "name a file that can be written"
         raise BadUsage(f"--aside {aside}: {error.strerror}", fix=fix) from None
-    with file:
-        yield lambda bad: print(
-            json.dumps(bad.to_json(), ensure_ascii=False), file=file, flush=True
-        )
+    try:
+        with file:
+            yield lambda bad: print(
+                json.dumps(bad.to_json(), ensure_ascii=False), file=file, flush=True
+            )
+    except OSError as error:
+        error.filename = error.filename or aside
+        raise
 
 
 class _Appending:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import select
-import signal
 import sys
 import threading
 from collections import deque
@@ -18,7 +16,7 @@ import click
 
 from headrace.cli.formats import chosen, destination, format_options
 from headrace.cli.options import Command, json_option, listed, log_option, open_log, talk
-from headrace.errors import BadPosition, BadUsage, WaitTimeout
+from headrace.errors import BadPosition, BadUsage, LogClosed, WaitTimeout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,7 +155,7 @@ def tail(
     form = chosen(form, output, as_json=as_json)
     with open_log(path) as log, destination(output) as stream:
         out = _Output(log, name, columns, partition, form, stream, places=places)
-        with out, _until_interrupted():
+        with out, _until_interrupted(log):
             position = log.position
             out.write(_last(log, out, count, position))
             if not no_follow:
@@ -293,19 +291,24 @@ def _last(log: EmbeddedLog, out: _Output, count: int, position: int) -> list[Par
 
 
 @contextlib.contextmanager
-def _until_interrupted() -> Iterator[None]:
+def _until_interrupted(log: EmbeddedLog) -> Iterator[None]:
     """End quietly on Ctrl-C, and when nobody reads our output any more, even if nothing comes."""
     over = threading.Event()
-    threading.Thread(target=_watch_reader, args=[over], name="watch-stdout", daemon=True).start()
+    watch = threading.Thread(target=_watch_reader, args=[log, over], name="watch-stdout")
+    watch.daemon = True
+    watch.start()
     try:
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt, LogClosed):
             yield
     finally:
         over.set()
 
 
-def _watch_reader(over: threading.Event) -> None:
-    """Sleep until the other end of stdout is closed, then interrupt the wait for rows."""
+def _watch_reader(log: EmbeddedLog, over: threading.Event) -> None:
+    """Sleep until the other end of stdout is closed, then end the wait for rows.
+
+    By closing the log: a signal may be ignored, or come where nobody expects it.
+    """
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)  # errors are reported without being asked for
@@ -313,4 +316,4 @@ def _watch_reader(over: threading.Event) -> None:
         return
     for _, event in poll.poll():
         if event & (select.POLLERR | select.POLLHUP) and not over.is_set():
-            os.kill(os.getpid(), signal.SIGINT)
+            log.close()

@@ -25,17 +25,17 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from itertools import chain, groupby
 from operator import itemgetter
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from headrace import errors
 from headrace.model.records import Receipt
-from headrace.model.rows import is_columnar
+from headrace.model.rows import is_columnar, is_one
 
 Headers = Mapping[str, bytes | str]
 ENTRY_BYTES_MAX = 2 << 20
@@ -47,6 +47,8 @@ ARRAY_BYTES = 1_000
 
 
 _ARROW = (pa.RecordBatch, pa.Table)
+_DEEP = frozenset((dict, list, tuple, bytearray, np.ndarray))
+"""Values that can change after they were sent, or hold such."""
 
 
 class Appender(Protocol):
@@ -127,15 +129,18 @@ class Producer:
     ) -> None:
         """Hand a row over, or a batch of rows; waits while the buffer is full.
 
-        A batch is what `log.append` takes of Arrow, pandas and Polars; everything else is one row.
+        A batch is what `log.append` takes as rows: Arrow, pandas, Polars, a list or an iterator; a
+        dict is one row, and so is a single value, or a tuple of key and value, of an opaque topic.
         A wrong batch is refused here, and nothing else is touched. Arrow's memory is not copied: do
         not write to it before `flush`. `headers`: one mapping for all rows, or one for each row of
         a batch.
         """
         self._refuse_if_forked()
-        if type(rows) is dict or not is_columnar(rows):  # theirs may change
+        if type(rows) is dict or _is_row(rows):  # theirs may change
             size = _size(rows) if headers is None else _size(rows) + _size(headers)
-            one = _Waiting(copy(rows), copy(headers), 1, size, size, False)
+            flat = type(rows) is dict and _DEEP.isdisjoint(map(type, rows.values()))
+            kept = rows.copy() if flat else _kept(rows)
+            one = _Waiting(kept, _kept(headers), 1, size, size, False)
         else:
             one = self._taken_in(rows, headers)
             if not one.rows:
@@ -150,7 +155,7 @@ class Producer:
                 self._change.notify_all()
 
     def _taken_in(self, rows: Any, headers: Any) -> _Waiting:
-        if isinstance(headers, Iterator):  # they are read twice
+        if isinstance(headers, Iterator | pa.Array):  # they are read twice, as mappings
             headers = list(headers)
         batch = self._appender.taken_in(self._topic, rows, headers)
         size = batch.get_total_buffer_size()
@@ -160,8 +165,7 @@ class Producer:
             batch = pa.concat_batches([batch])
             size = batch.get_total_buffer_size()
         if headers is not None:
-            single = isinstance(headers, Mapping)
-            headers = copy(headers) if single else [copy(one) for one in headers]
+            headers = _kept(headers if isinstance(headers, Mapping) else list(headers))
             size += _size(headers)
         memory = size + self._beside_values(batch.schema)
         return _Waiting(batch, headers, batch.num_rows, size, memory, True)
@@ -334,6 +338,23 @@ class Producer:
             return pa.concat_batches(batches)
         except pa.ArrowInvalid:  # the topic was altered between two of them
             return pa.concat_batches([take_in(batch) for batch in batches])
+
+
+def _is_row(rows: Any) -> bool:
+    if isinstance(rows, tuple):  # of key and value, or of rows
+        return bool(rows) and not isinstance(rows[0], Mapping)
+    return is_one(rows) and not is_columnar(rows)
+
+
+def _kept(value: Any) -> Any:
+    """A copy, of what is in it too: the caller may fill it anew."""
+    if isinstance(value, Mapping):
+        return {name: _kept(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_kept(inner) for inner in value]
+    if isinstance(value, tuple):
+        return tuple(map(_kept, value))
+    return value.copy() if isinstance(value, bytearray | np.ndarray) else value
 
 
 def _of_rows(headers: Any, rows: int, is_batch: bool) -> Sequence[Headers | None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from headrace import errors
 from headrace.interfaces import EntryLog, Part
-from headrace.model.fold import OWN_COUNTERS, check_counter, is_name
+from headrace.model.fold import COUNTER_MAX, OWN_COUNTERS, check_counter, is_name
 from headrace.model.records import Batch, Receipt
 
 _JSON = json.JSONEncoder(allow_nan=False)
@@ -42,16 +43,19 @@ class Transaction:
         headers: Any = None,
         transactions: Sequence[int] | None = None,
         partition: int | None = None,
+        sent_time: datetime | None = None,
     ) -> None:
-        """Add rows, or staged pieces; bad rows are refused here, with the whole transaction."""
+        """Add rows, or staged pieces; bad rows are refused here, and none of them is added."""
         self._refuse_if_over()
-        part = Part(topic, rows, headers, transactions, partition)
+        part = Part(topic, rows, headers, transactions, partition, sent_time)
         self._log.check_part(part)
         self._parts.append(part)
 
     def commit_offsets(self, group: str, offsets: Batch | Mapping[str, Mapping[int, int]]) -> None:
         """Note how far a group has read: a batch read to its end, or topic -> partition -> next."""
         self._refuse_if_over()
+        if not is_name(group):
+            raise errors.BadSetting(f"{group!r} is not a group's name", place="group")
         if isinstance(offsets, Batch):
             offsets = {offsets.topic: offsets.ends}
         committed = self._offsets.setdefault(group, {})
@@ -63,7 +67,7 @@ class Transaction:
         partitions = self._log.topic(topic).partitions
         for partition, offset in offsets.items():
             whole = type(partition) is int and type(offset) is int
-            if not (whole and 0 <= partition < partitions and offset >= 0):
+            if not (whole and 0 <= partition < partitions and 0 <= offset < COUNTER_MAX):
                 raise errors.BadPosition(
                     f"offset {offset!r} of partition {partition!r} cannot be committed",
                     place=f"topic '{topic}'",
@@ -90,7 +94,7 @@ class Transaction:
             raise errors.BadRows(f"{name!r} is not the name of a value", place="put", fix=fix)
         try:
             _JSON.encode(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise errors.BadRows(
                 f"the value of '{name}' is not JSON: {error}",
                 place=name,
@@ -112,7 +116,10 @@ class Transaction:
         """Commit only if the counter is `value`; it stays."""
         self._refuse_if_over()
         check_counter(name, value)
-        self._require[name] = value
+        if self._require.setdefault(name, value) != value:
+            raise errors.BadRows(
+                f"counter '{name}' is required to be {self._require[name]} and {value}", place=name
+            )
 
     def guard(
         self,

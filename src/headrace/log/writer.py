@@ -92,6 +92,12 @@ class WriterTransaction(Transaction):
         """Made by `writer.transaction()`."""
         super().__init__(log)
         self._writer = writer
+        if version is not None and (type(version) is not int or version < 0):
+            raise errors.BadSetting(
+                f"{version!r} is not the version of an entry",
+                place=f"writer '{writer.name}'",
+                fix="number the entries from 0 on, or leave the version out",
+            )
         if version is not None and version < writer.version:
             self.receipt = Receipt(log.position, 0, 0, duplicate=True)
             return
@@ -111,6 +117,9 @@ class WriterTransaction(Transaction):
     def commit(self) -> Receipt:
         """Append the entry, or say that a newer holder has the name."""
         writer = self._writer
+        if self.receipt is not None and not self._over:  # it was stored before
+            self._over = True
+            return self.receipt
         try:
             receipt = super().commit()
         except errors.Conflict as conflict:

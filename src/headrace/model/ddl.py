@@ -143,6 +143,12 @@ class _Parser:
         self.depth = 0
         self.tokens: list[_Token] = []
         self.index = 0
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise self.error(
+                "half a surrogate is not text", error.start, fix="leave it out"
+            ) from None
         at = 0
         while True:
             match = _TOKEN.match(text, at)

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from headrace.errors import SchemaChangeRefused
 from headrace.model.ddl import ddl_type as spell
-from headrace.model.ddl import duplicate, normal_type, parse_type
+from headrace.model.ddl import duplicate, normal_type, parse_type, quoted
 from headrace.model.keys import key_tag
 from headrace.model.schema import Column, Schema, fields_of
 
@@ -191,7 +191,10 @@ class _Change:
         for old, new in names.items():
             column = self._begin(old, "renamed")
             self._refuse_bound(old, "renamed")
-            (field,) = fields_of(pa.schema([pa.field(new, column.type)]))
+            if new == old:
+                fact = f"column '{old}' is named so already"
+                raise _refused(old, fact, fix="leave it out of the change")
+            (field,) = fields_of(f"{quoted(new)} {spell(column.type)}")
             added = Column(
                 next(self.ids), field.name, column.type, renamed_from=old, comment=column.comment
             )

@@ -53,6 +53,18 @@ def is_name(name: object) -> bool:
         return False
 
 
+def check_counters(conditions: Mapping[str, int]) -> None:
+    """Refuse conditions that a caller cannot set."""
+    if not isinstance(conditions, Mapping):
+        raise errors.BadRows(
+            f"conditions are named counters, not {conditions!r}",
+            place="expect, require",
+            fix="expect={'orders/7': 3}",
+        )
+    for name, value in conditions.items():
+        check_counter(name, value)
+
+
 def check_counter(name: str, value: int) -> None:
     """Refuse a condition that a caller cannot set."""
     if not (is_name(name) and type(value) is int and 0 <= value < COUNTER_MAX):

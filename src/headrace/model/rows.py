@@ -186,6 +186,8 @@ class Intake:
             if isinstance(column, pa.ChunkedArray):
                 fact = f"column '{name}' does not fit one batch"
                 raise BadRows(fact, place=self.place, fix="append fewer rows at a time")
+        if pandas and column.null_count == len(column):  # floats, whatever was meant to come
+            return pa.nulls(len(column), arrow)
         try:
             return cast(column, arrow, floats_to_integers=pandas)
         except Refusal as refusal:
@@ -337,7 +339,7 @@ def opaque_rows(kind: str, rows: Any, *, place: str = "") -> pa.RecordBatch:
         return batch
     keys: list[Any] = []
     values: list[Any] = []
-    for row in _many(rows):
+    for row in [rows] if is_one(rows) else rows:
         keyed = isinstance(row, tuple)
         if keyed and len(row) != 2:
             fact = f"row {len(keys)} is a tuple of {len(row)}, not (key, value)"
@@ -363,12 +365,10 @@ def is_columnar(rows: Any) -> bool:
     )
 
 
-def _many(rows: Any) -> Iterable[Any]:
-    """Give the rows of a list or another iterable; a value that is no such thing is one row."""
+def is_one(rows: Any) -> bool:
+    """Whether this is one row, of columns or opaque, and not a list or another iterable of them."""
     single = (str, bytes, bytearray, memoryview, tuple, Mapping)
-    if isinstance(rows, single) or not isinstance(rows, Iterable):
-        return [rows]
-    return rows
+    return isinstance(rows, single) or not isinstance(rows, Iterable)
 
 
 def _refused_constant(name: str) -> NoReturn:

@@ -84,8 +84,8 @@ class Schema:
             raise WrongColumn(
                 f"there is no column '{name}'",
                 why=f"the columns are {', '.join(self._by_name)}",
-                fix=nearest(name, self._by_name) or "name one of the columns",
-                column=name,
+                fix=nearest(str(name), self._by_name) or "name one of the columns",
+                column=str(name),
             )
         return found
 

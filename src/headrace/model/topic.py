@@ -102,9 +102,9 @@ class Topic:
         )
 
 
-def check_name(name: str) -> None:
+def check_name(name: object) -> None:
     """Refuse a topic name that could not be a file, an URL part and a Kafka topic."""
-    if not _NAME.fullmatch(name) or name in (".", ".."):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         place = f"topic {name!r}"  # not as it is: it may not be printable
         raise errors.BadTopicName(f"{name!r} cannot be the name of a topic", place=place)
 
@@ -112,7 +112,7 @@ def check_name(name: str) -> None:
 def define(
     name: str,
     spec: str | pa.Schema,
-    key: str | Sequence[str],
+    key: str | Sequence[str] | None,
     event_time: str | None,
     partitions: int,
     kind: str,
@@ -126,7 +126,7 @@ def define(
         raise errors.BadSetting(
             f"{partitions} partitions: not between 1 and {PARTITIONS_MAX}", place=place
         )
-    keys = (key,) if isinstance(key, str) else tuple(key)
+    keys = (key,) if isinstance(key, str) else tuple(key or ())
     if isinstance(spec, str) and spec in VALUES[1:]:
         if keys or event_time or kind == "changes":
             raise errors.BadSchema(

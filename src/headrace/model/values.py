@@ -68,7 +68,10 @@ class Refusal(Exception):
 
 def shown(value: object) -> str:
     """Show a value in an error message, cut to a readable length."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write integers of thousands of digits
+        text = f"a {type(value).__name__} too long to be shown"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -180,14 +183,14 @@ def _coercion(arrow: pa.DataType) -> Callable[[Any], Any]:
     wanted, convert = _SCALARS[arrow.id]
     if arrow.equals(TIMESTAMP_NTZ):
         convert = _local_datetime
-    spelled = ddl_type(arrow)
+    spelled, temporal = ddl_type(arrow), types.is_temporal(arrow)
 
     def coerce(value: Any) -> Any:
         if isinstance(value, np.generic):
             value = value.item()
-        if isinstance(value, Far) and types.is_temporal(arrow):
+        if isinstance(value, Far) and temporal:
             return int(value)
-        if not isinstance(value, wanted):
+        if not isinstance(value, wanted) or (temporal and value != value):  # noqa: PLR0124 (NaT)
             raise _wrong(value, spelled)
         return convert(value, spelled)
 

@@ -25,6 +25,7 @@ from headrace.log.embedded.format import (
     CHECKPOINT,
     ENTRY,
     OFFSET_MASK,
+    ROLL,
     Record,
     Section,
     address_of,
@@ -221,7 +222,7 @@ class _Check:
             return None
         self.report.files += 1
         end = min(end, address_of(number, size))
-        start = address_of(number, 0)
+        start, kind = address_of(number, 0), 0
         while start < end:
             try:
                 walk = self.files.walk(start, end, previous=previous, bodies=True)
@@ -230,13 +231,15 @@ class _Check:
                         self._note_torn(record.address)
                         return record.previous
                     self._record(record, data, at)
-                    previous, start = record.checksum, record.end
+                    previous, start, kind = record.checksum, record.end, record.kind
             except errors.LogDamaged as damage:
                 found = next(self.files.found_after(start + 64), None)
                 if last and start >= self.unsynced:
                     self._note_torn(start)
                     break
-                self._problem(damage)
+                # Behind a roll the file is whole: what is gone is the next one.
+                gone = kind == ROLL
+                self._problem(self.files.damage(address_of(number + 1, 0)) if gone else damage)
                 previous = None
                 start = found.address if found is not None else end
         self.done += end & OFFSET_MASK

@@ -76,10 +76,15 @@ class Drafter:
 
     def _packed(self, packer: Packer, part: Part, inline: int) -> SectionDraft | Sequence[Piece]:
         """A part as a section, or as pieces when it is large or was staged before."""
-        rows = part.rows
-        if isinstance(rows, Piece):
-            return [rows]
+        rows = [part.rows] if isinstance(part.rows, Piece) else part.rows
         if isinstance(rows, list) and rows and isinstance(rows[0], Piece):
+            given = (part.headers, part.transactions, part.partition, part.sent_time)
+            if not part.staged and any(one is not None for one in given):
+                raise errors.BadRows(
+                    "staged rows have their headers, partitions and time already",
+                    place=packer.place,
+                    fix="give headers to log.stage, and nothing else with a piece",
+                )
             if not all(isinstance(one, Piece) for one in rows):
                 raise errors.BadRows(
                     "staged pieces and rows in one list",

@@ -40,7 +40,7 @@ from headrace.log.producer import Producer
 from headrace.log.transaction import Transaction
 from headrace.log.writer import Writer
 from headrace.model.evolution import evolve
-from headrace.model.fold import OWN_COUNTERS, ControlState, check_counter, is_name, topic_counter
+from headrace.model.fold import OWN_COUNTERS, ControlState, check_counters, is_name, topic_counter
 from headrace.model.records import Piece, Receipt
 from headrace.model.sealed import Trim
 from headrace.model.topic import Topic, define, same_definition
@@ -141,7 +141,7 @@ class EmbeddedLog:
         name: str,
         schema: str | pa.Schema,
         *,
-        key: str | Sequence[str] = (),
+        key: str | Sequence[str] | None = None,
         event_time: str | None = None,
         partitions: int = 1,
         kind: str = "events",
@@ -269,8 +269,8 @@ class EmbeddedLog:
         outcome is not known (resolve it with `log.writer(name)`); or another error: not taken.
         """
         for conditions in (expect, require):
-            for name, value in conditions.items() if conditions else ():
-                check_counter(name, value)
+            if conditions:
+                check_counters(conditions)
         part = Part(topic, rows, headers, transactions, partition, sent_time)
         return self.append_entry(
             [part], {}, expect=expect or {}, require=require or {}, durability=durability
@@ -676,6 +676,8 @@ class EmbeddedLog:
 
     def counter(self, name: str) -> int:
         """The value of a counter; 0 if nobody moved it. The entry that moved it is on the disk."""
+        if not is_name(name):
+            raise errors.BadSetting(f"{name!r} is not the name of a counter", place="counter")
         journal = self.journal
         journal.append_lock.acquire(self.settings.lock_timeout_seconds)
         try:
@@ -725,7 +727,10 @@ def _close(journal: Journal, keeper: Housekeeper) -> None:
     try:
         words = journal.live.words
         if not words[shared.POISONED] and not words[shared.DAMAGED] and keeper.used:
-            journal.mark()
+            tail = journal.live.tail()
+            journal.sync(tail.end, tail.position)
+            with contextlib.suppress(errors.DiskFull):  # a mark says so sooner, no more
+                journal.mark()
     finally:
         journal.close()
 

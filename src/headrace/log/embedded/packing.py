@@ -165,19 +165,22 @@ class Packer:
             )
         return partition
 
-    def headers(self, headers: HeadersOfRows | None, rows: int) -> pa.Array | None:
-        """The headers column: one mapping for all rows, or one (or None) per row."""
+    def headers(self, headers: HeadersOfRows | pa.Array | None, rows: int) -> pa.Array | None:
+        """The headers column: one mapping for all rows, one (or None) per row, or as it is."""
         if headers is None:
             return None
         try:
-            given = [headers] * rows if isinstance(headers, Mapping) else list(headers)
+            given: Any = [headers] * rows if isinstance(headers, Mapping) else headers
+            if not isinstance(given, pa.Array):
+                encoded = [None if one is None else _encoded(one) for one in given]
+                given = pa.array(encoded, HEADERS)
             if len(given) != rows:
                 raise errors.BadRows(
                     f"{len(given)} headers for {rows} rows",
                     place=self.place,
                     fix="give one mapping for all rows, or one per row",
                 )
-            return pa.array([None if one is None else _encoded(one) for one in given], HEADERS)
+            return given.cast(HEADERS)
         except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
             raise errors.BadRows(
                 f"headers do not fit: {error}",
@@ -191,14 +194,17 @@ class Packer:
         """Which transaction each row belongs to, from the number of rows in each."""
         if counts is None:
             return None
-        given = np.asarray(counts)
-        if given.dtype.kind not in "iu" or given.sum() != rows or given.min() < 0:
-            raise errors.BadRows(
-                f"transactions of {given.tolist()} rows for {rows} rows",
-                place=self.place,
-                fix="give the number of rows of each transaction, in order",
-            )
-        return np.repeat(np.arange(len(given), dtype=np.uint32), given)
+        try:
+            given = np.asarray(counts)
+            if given.dtype.kind in "iu" and given.ndim == 1 and sum(given.tolist()) == rows:
+                return np.repeat(np.arange(len(given), dtype=np.uint32), given.astype(np.int64))
+        except ValueError:  # one is below 0, or a list of its own
+            pass
+        raise errors.BadRows(
+            f"transactions of {counts!r} rows for {rows} rows",
+            place=self.place,
+            fix="give the number of rows of each transaction, in order",
+        )
 
 
 def _encoded(headers: Headers) -> list[tuple[str, bytes]]:

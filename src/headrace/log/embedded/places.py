@@ -37,6 +37,8 @@ class Places:
         self._journal = journal
         self._files = journal.files
         self.limit: int = journal.live.words[shared.SYNCED]
+        if not self.limit:
+            raise errors.LogClosed("the log was closed meanwhile", place=journal.folder)
         journal.refresh_control()
         self._newest = place_of(self.limit)[0]
         self._closed = [f for f in journal.closed_files if f.number < self._newest]

@@ -220,7 +220,8 @@ class Reading:
             wanted.offsets = dict.fromkeys(chosen or range(wanted.topic.partitions), start)
         else:
             wanted.offsets = dict(start)
-            wanted.partitions = frozenset(start)
+            named, chosen = frozenset(start), wanted.partitions
+            wanted.partitions = named if chosen is None else named & chosen
         if self._sealed and self._places.unsealed(wanted.topic, wanted.offsets):
             self._sealed = False  # not even the last sealed file is opened: it may be far away
             self._skip_through = self._passed = self._journal.control.sealed.through
@@ -348,7 +349,7 @@ class Reading:
     def _say_if_lost(self) -> None:
         """The end of a log whose newest part is gone is damage, not an end."""
         damaged = self._journal.live.words[shared.DAMAGED]
-        if damaged >= self._limit:
+        if damaged and damaged >= self._limit:  # all words are 0 once the log is closed
             raise self._files.damage(damaged)
 
     def _with_way_on(self, damage: errors.LogDamaged) -> errors.LogDamaged:

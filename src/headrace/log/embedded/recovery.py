@@ -61,8 +61,8 @@ FOLDERS = ("locks", "live", "journal", "pieces", "counters", "sealed")
 
 def open_journal(system: System, folder: str, settings: LogSettings, *, create: bool) -> Journal:
     """Open the log in `folder`, made if it is not there and `create`; recovered if need be."""
-    system.check_folder(folder)
     with os_errors("opening the log", folder):
+        system.check_folder(folder)
         try:
             names = system.listdir(folder)
         except NotADirectoryError:
@@ -77,7 +77,8 @@ def open_journal(system: System, folder: str, settings: LogSettings, *, create: 
     except (errors.DiskFull, errors.ReadOnlyDisk) as error:
         if FORMAT_FILE not in names:
             raise
-        return _frozen(system, folder, settings, error)
+        with os_errors("opening the log", folder):
+            return _frozen(system, folder, settings, error)
 
 
 def _opened(system: System, folder: str, settings: LogSettings, *, made: bool) -> Journal:
@@ -135,6 +136,7 @@ def read_format(system: System, folder: str) -> bytes:
         ) from None
     data = file.pread(4096, 0)
     file.close()
+    version = 0
     try:
         content = json.loads(data)
         version, log_id = int(content["format"]), bytes.fromhex(content["log"])
@@ -142,10 +144,13 @@ def read_format(system: System, folder: str) -> bytes:
     except (ValueError, KeyError, TypeError):
         intact = False
     if not intact:
+        newer = version > FORMAT_VERSION
+        fix = "put the file back from a backup; every record of the journal names the log id too"
         raise errors.LogDamaged(
-            f"{FORMAT_FILE} does not match its checksum",
+            f"{FORMAT_FILE} {f'names format {version}, and ' if newer else ''}does not match its"
+            " checksum",
             place=path,
-            fix="put the file back from a backup; every record of the journal names the log id too",
+            fix=f"use the newer Headrace that wrote it, if one did; else {fix}" if newer else fix,
             file=path,
             offset=0,
             expected="format, log and their checksum",
