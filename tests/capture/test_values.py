@@ -245,6 +245,13 @@ def test_floats() -> None:
         ]
 
 
+def test_a_float_is_rounded_once() -> None:
+    """As a double it is in the middle of two floats, and would be rounded to the other one."""
+    for more in ([], ["0"] * values.FEW):  # by itself, and among many
+        made = read(["7.038531e-26", "-7.038531e-26", *more], base("float4"))
+        assert made.view(pa.uint32()).to_pylist()[:2] == [0x15AE43FD, 0x95AE43FD]
+
+
 def test_bytes_hidden_below_a_null_are_not_read() -> None:
     """A null may have bytes in the buffer."""
     hidden = pa.Array.from_buffers(

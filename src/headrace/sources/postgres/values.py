@@ -346,10 +346,23 @@ def _decimal(arrow: pa.DataType) -> One:
 
 def _float(arrow: pa.DataType) -> One:
     """The number whose bits are those of the float."""
-    plain, bits = (Struct("<f"), Struct("<i")) if arrow.bit_width == 32 else _DOUBLE
-    return lambda text: int(bits.unpack(plain.pack(float(text)))[0])
+    return _single if arrow.bit_width == 32 else _double
 
 
+def _double(text: bytes) -> int:
+    return int(_DOUBLE[1].unpack(_DOUBLE[0].pack(float(text)))[0])
+
+
+def _single(text: bytes) -> int:
+    """Not of a double in the middle of two floats, or a very small one: it is rounded already."""
+    number = float(text)
+    if _double(text) & _BELOW_SINGLE == _MIDDLE or 0 < abs(number) < _LEAST_SINGLE:
+        raise ValueError
+    return int(_SINGLE[1].unpack(_SINGLE[0].pack(number))[0])
+
+
+_SINGLE = Struct("<f"), Struct("<i")
+_BELOW_SINGLE, _MIDDLE, _LEAST_SINGLE = (1 << 29) - 1, 1 << 28, 2.0**-126
 _DOUBLE = Struct("<d"), Struct("<q")
 
 
