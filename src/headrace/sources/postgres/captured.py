@@ -329,7 +329,7 @@ class Captured:
             return self._counted(all_of, found)
         self._note(made, found, runs)
         if self.snapshotting and self.state.thorough and not self.info.deferrable:
-            return self._displacing(all_of, found.operation, lookup or self.lookup)
+            return self._displacing(all_of, made, found, transaction, lookup or self.lookup)
         return all_of
 
     def _says_key(self, rows: Rows) -> bool:
@@ -351,26 +351,34 @@ class Captured:
         none = np.empty(0, np.int64)
         return Changes(_empty(self.own), none, none, pa.array([], pa.string()))
 
-    def _displacing(self, changes: Changes, operation: Numbers, lookup: Lookup) -> Changes:
+    def _displacing(
+        self, changes: Changes, made: Operations, found: Completed, of: Numbers, lookup: Lookup
+    ) -> Changes:
         """Take away first what has the key of a row that comes: the database lost it unheard.
 
-        Not where a key is deferrable: there the row that had it may still go, later on.
+        Also if that row is not known yet. Not where a key is deferrable: there the row that had it
+        may still go, later on. `of`: the transaction of each operation.
         """
-        keys = [changes.rows.column(name) for name in self.state.key]
-        first = np.zeros(len(changes.weight), bool)  # of its key: later ones follow from it
-        first[np.unique(hash64(keys, 1), return_index=True)[1]] = True
-        come = np.flatnonzero(first & (changes.weight > 0))
-        if not len(come):
+        at = np.concatenate([found.operation, found.unknown])
+        order = np.argsort(at, kind="stable")
+        at, come = at[order], np.concatenate([changes.weight > 0, found.unknown >= 0])[order]
+        new = made.new.take(pa.array(found.unknown))
+        keys = [
+            pa.concat_arrays([changes.rows.column(name), new.column(name)]).take(pa.array(order))
+            for name in self.state.key
+        ]
+        first = np.unique(hash64(keys, 1), return_index=True)[1]  # later ones follow from it
+        first = np.sort(first[come[first]])
+        if not len(first):
             return changes
-        found, old = lookup([key.take(pa.array(come)) for key in keys])
-        come = come[found]
-        count = len(come)
-        order = np.argsort(np.concatenate([operation[come], operation]), kind="stable")
+        there, old = lookup([key.take(pa.array(first)) for key in keys])
+        by = at[first[there]]
+        order = np.argsort(np.concatenate([by, found.operation]), kind="stable")
         return Changes(
             pa.concat_batches([old, changes.rows]).take(pa.array(order)),
-            np.concatenate([np.full(count, -1), changes.weight])[order],
-            np.concatenate([changes.transaction[come], changes.transaction])[order],
-            pa.concat_arrays([pa.repeat("d", count), changes.op]).take(pa.array(order)),
+            np.concatenate([np.full(len(by), -1), changes.weight])[order],
+            np.concatenate([of[by], changes.transaction])[order],
+            pa.concat_arrays([pa.repeat("d", len(by)), changes.op]).take(pa.array(order)),
         )
 
     def _counts(self, xid: int) -> bool:
