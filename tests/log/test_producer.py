@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -339,6 +340,19 @@ def test_a_row_is_what_it_was_when_it_was_sent(log: EmbeddedLog) -> None:
         )
     ]
     assert found == [(a, {"a": str(a).encode()}) for a in range(200)]
+
+
+def test_a_struct_of_another_kind_of_dict_is_what_it_was_when_it_was_sent(log: EmbeddedLog) -> None:
+    log.create_topic("t", "s struct<x:int>, b binary")
+    struct, blob = OrderedDict(x=0), bytearray(1)
+    with log.producer("t") as producer:
+        for a in range(200):
+            struct["x"] = blob[0] = a
+            producer.send({"s": struct})
+            producer.send({"b": memoryview(blob)})
+    found = rows(log.read("t"))
+    assert [row["s"]["x"] for row in found[::2]] == list(range(200))
+    assert [row["b"][0] for row in found[1::2]] == list(range(200))
 
 
 FORGETFUL = """

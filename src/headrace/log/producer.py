@@ -25,10 +25,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
 from itertools import chain, groupby
 from operator import itemgetter
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -47,8 +50,8 @@ ARRAY_BYTES = 1_000
 
 
 _ARROW = (pa.RecordBatch, pa.Table)
-_DEEP = frozenset((dict, list, tuple, bytearray, np.ndarray))
-"""Values that can change after they were sent, or hold such."""
+_FLAT = frozenset((int, float, str, bytes, bool, type(None), date, datetime, time, Decimal, UUID))
+"""Values that cannot change after they were sent: the usual ones."""
 
 
 class Appender(Protocol):
@@ -138,7 +141,7 @@ class Producer:
         self._refuse_if_forked()
         if type(rows) is dict or _is_row(rows):  # theirs may change
             size = _size(rows) if headers is None else _size(rows) + _size(headers)
-            flat = type(rows) is dict and _DEEP.isdisjoint(map(type, rows.values()))
+            flat = type(rows) is dict and _FLAT.issuperset(map(type, rows.values()))
             kept = rows.copy() if flat else _kept(rows)
             one = _Waiting(kept, _kept(headers), 1, size, size, False)
         else:
@@ -354,6 +357,8 @@ def _kept(value: Any) -> Any:
         return [_kept(inner) for inner in value]
     if isinstance(value, tuple):
         return tuple(map(_kept, value))
+    if isinstance(value, memoryview):
+        return value.tobytes()
     return value.copy() if isinstance(value, bytearray | np.ndarray) else value
 
 
