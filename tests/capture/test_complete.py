@@ -7,13 +7,9 @@ more than one column, many rows (both in `test_capture`), hashes that meet.
 
 from __future__ import annotations
 
-from collections import Counter
-
-import numpy as np
-import pyarrow as pa
 import pytest
 
-from headrace.sources.complete import DELETE, INSERT, UPDATE, Numbers, Operations, complete
+from headrace.sources.complete import DELETE, INSERT, UPDATE
 from headrace.testing.capture_pure import Case, Operation, counter_example, random_case, wrong
 
 
@@ -58,35 +54,3 @@ def test_a_large_key_that_did_not_change_is_left_out_too() -> None:
     again = Operation(UPDATE, NEW, (1, 3, "x", "z"), frozenset({0, 2, 3}))
     gone = Operation(DELETE, (1, 3, "x", "z"), None)
     assert wrong(Case({1: OLD}, [[first, again, gone]], snapshotting=False)) == ""
-
-
-@pytest.mark.parametrize("there", [[], [1], [2], [1, 2]])
-def test_two_rows_that_change_their_keys_with_each_other(there: list[int]) -> None:
-    """A deferrable key: both have the same for a while. The table is being read."""
-    schema = pa.schema({"id": pa.int64(), "v": pa.string()})
-
-    def rows(*some: tuple[int, str]) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pylist([{"id": k, "v": v} for k, v in some], schema)
-
-    in_log = {key: (key, "ab"[key - 1]) for key in there}
-
-    def lookup(keys: list[pa.Array]) -> tuple[Numbers, pa.RecordBatch]:
-        found = [(at, in_log[key]) for at, key in enumerate(keys[0].to_pylist()) if key in in_log]
-        return np.array([at for at, _ in found], np.int64), rows(*[row for _, row in found])
-
-    given = rows((1, "a"), (2, "b"))
-    swap = Operations(
-        np.array([UPDATE, UPDATE], np.uint8),
-        rows((2, ""), (1, "b")),  # the first does not say 'a': it did not change
-        [given.column("id")],
-        {"v": np.array([True, False])},
-        given,
-        np.array([0, 1]),
-    )
-    made = complete(swap, ["id"], lookup, given_is_there=False, by_row=True)
-    sums = Counter(in_log.values())
-    for row, weight in zip(made.rows.to_pylist(), made.weight.tolist(), strict=True):
-        sums[row["id"], row["v"]] += weight
-    known = [(1, "b"), (2, "a")] if 2 in there else [(1, "b")]  # or 2 is read from the database
-    assert (+sums, -sums) == (Counter(known), Counter())
-    assert made.doubtful.tolist() == ([] if 2 in there else [1])

@@ -367,13 +367,15 @@ def test_a_partition_whose_identity_was_another_one_while_its_table_was_read(
 @pytest.mark.parametrize(
     "comes", ["insert into t values (5, 55)", "update t set id = 5 where id = 7"]
 )
+@pytest.mark.parametrize(("key", "identity"), [("", "default"), ("deferrable", "full")])
 def test_a_row_that_was_deleted_unheard_goes_when_another_one_gets_its_key(
     database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any],
-    monkeypatch: pytest.MonkeyPatch, comes: str, large: bool,
+    monkeypatch: pytest.MonkeyPatch, key: str, identity: str, comes: str, large: bool,
 ) -> None:  # fmt: skip
     """Its table was stopped, is read anew, and the first chunk sees the other row, or does not."""
     run = connection.execute
-    run("create table t(id int primary key, a int)")
+    run(f"create table t(id int primary key {key}, a int)".encode())
+    run(f"alter table t replica identity {identity}".encode())
     run("insert into t select g, g from generate_series(1, 10) g")
     shop = capture(log, database.dsn(), heartbeat_seconds=0.3, part_bytes=1 if large else 1 << 20)
     shop.run("caught up")
@@ -391,7 +393,8 @@ def test_a_row_that_was_deleted_unheard_goes_when_another_one_gets_its_key(
     with following(shop, connection):
         run("alter table t replica identity nothing; insert into t values (20, 20)")
         wait(lambda: statuses(shop)["public.t"] == "stopped")
-        run("alter table t replica identity default; delete from t where id in (5, 6)")
+        run(f"alter table t replica identity {identity}".encode())
+        run("delete from t where id in (5, 6)")
         monkeypatch.setattr(snapshots, "read_chunk", written)
         asks(log, database, t=1)
         wait(lambda: begun.is_set() and statuses(shop)["public.t"] == "live")

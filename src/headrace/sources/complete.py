@@ -24,7 +24,7 @@ the log yet. Its old row is then nothing; and if values of the new row are left 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -101,10 +101,6 @@ class Completed(NamedTuple):
     """Operations of which nothing can be said yet."""
     missing: Numbers
     """Operations that take away a row which is not there."""
-    doubtful: Numbers
-    """`by_row`: operations whose old row has the key of one that the group wrote, and is another:
-    the row was rewritten in silence, or it is not in the log yet. It is taken for the first; what
-    is there under the key that it had is to be read from the database."""
 
 
 Lookup = Callable[[list[pa.Array]], tuple[Numbers, pa.RecordBatch]]
@@ -126,25 +122,19 @@ def whole_keys(operations: Operations, key: Sequence[str]) -> Operations:
 
 
 def complete(
-    operations: Operations,
-    key: Sequence[str],
-    lookup: Lookup,
-    *,
-    given_is_there: bool = True,
-    by_row: bool = False,
+    operations: Operations, key: Sequence[str], lookup: Lookup, *, given_is_there: bool = True
 ) -> Completed:
     """The full old and new rows of operations (of `whole_keys`); see the top of the file.
 
     `given_is_there`: an old row that the database gave is in the log too. While a table is being
-    snapshotted it may not be: then it only says the values that are left out, and, `by_row`, which
-    of several rows it is that have the same key until their transaction ends.
+    snapshotted it may not be: then it only says the values that are left out.
     """
     count = len(operations)
     kinds, new = operations.kinds, operations.new
     reads = kinds != INSERT
     if not reads.any() and not operations.left_out:
         none = np.empty(0, np.int64)
-        return Completed(new, np.ones(count, np.int64), np.arange(count), none, none, none)
+        return Completed(new, np.ones(count, np.int64), np.arange(count), none, none)
     writes = kinds != DELETE
     old = np.full(count, NONE, np.int64)
     given = old.copy()
@@ -158,21 +148,13 @@ def complete(
     ask = reads & (given == NONE) if given_is_there else reads
     if given_is_there:
         old = given.copy()
-    before, seen = by_key, again = _within(operations, key, reads, writes)
-    if by_row and operations.given is not None and operations.given_at is not None:
-        was = operations.given.take(pa.array(operations.given_at.clip(0))).columns
-        left_out = dict(operations.left_out)
-        whole = whole_keys(replace(operations, read=was, left_out=left_out), new.schema.names)
-        before, seen = _within(whole, new.schema.names, reads, writes)
-        again = ~_first_reads(operations, reads)
+    before, seen = _within(operations, key, reads, writes)
     old[ask & seen] = before[ask & seen]
-    asked = np.flatnonzero(ask & ~seen & ~again)
+    asked = np.flatnonzero(ask & ~seen)
     if len(asked):
         found, rows = lookup([column.take(pa.array(asked)) for column in operations.read])
         old[asked[found]] = np.arange(end, end + rows.num_rows)
         parts.append(rows.select(new.schema.names).cast(new.schema))
-    doubtful = ask & ~seen & (old == NONE) & (by_key != NONE) & ~np.isin(by_key, before)
-    old[doubtful] = by_key[doubtful]
     pool = pa.concat_batches(parts) if len(parts) > 1 else new
     columns, unknown = _filled(pool, np.where(given == NONE, old, given), operations.left_out)
     was_unknown = (old >= 0) & (old < count)
@@ -191,16 +173,7 @@ def complete(
         np.concatenate([taken, put])[order],
         np.flatnonzero(unknown),
         np.flatnonzero(reads & (old == NONE)),
-        np.flatnonzero(doubtful),
     )
-
-
-def _first_reads(operations: Operations, reads: Mask) -> Mask:
-    """Which reads are the first of their key."""
-    readers, first = np.flatnonzero(reads), np.zeros(len(reads), bool)
-    keys = hash64([column.take(pa.array(readers)) for column in operations.read], 1)
-    first[readers[np.unique(keys, return_index=True)[1]]] = True
-    return first
 
 
 def _within(

@@ -93,7 +93,7 @@ BUGS = [
         (complete, "_within", "one.take(pa.array(readers))",
          "operations.new.column(name).take(pa.array(readers))"),)),
     Bug("a row of the group is looked up in the table", "pure", (
-        (complete, "complete", "ask & ~seen & ~again", "ask"),)),
+        (complete, "complete", "ask & ~seen", "ask"),)),
     Bug("a large key that did not change is null", "pure", (
         (complete, "whole_keys", "mask is not None and mask.any()", "mask is None"),)),
     Bug("a given old row is taken away though it is not there", "pure", (

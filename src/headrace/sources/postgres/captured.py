@@ -21,6 +21,7 @@ from headrace import errors
 from headrace.model.arrow_message import ArrowMessage, MessageForm
 from headrace.model.hashing import hash64
 from headrace.sources.complete import (
+    DELETE,
     INSERT,
     Completed,
     Lookup,
@@ -315,20 +316,21 @@ class Captured:
         changed = made.kinds != INSERT
         if any(key.null_count and key.filter(pa.array(changed)).null_count for key in made.read):
             raise self.named_otherwise()
+        transaction = np.repeat([one for one, _, _ in runs], [len(run) for _, _, run in runs])
+        if self.snapshotting and self.info.deferrable:
+            return self._deferred(made, runs, transaction, lookup)
         found = complete(
             made,
             self.state.key,
             lookup or self.lookup,
             given_is_there=keyless or not self.snapshotting,
-            by_row=self.info.deferrable and self.snapshotting,
         )
-        transaction = np.repeat([one for one, _, _ in runs], [len(run) for _, _, run in runs])
         kinds = made.kinds[found.operation]
         all_of = Changes(found.rows, found.weight, transaction[found.operation], _letters(kinds))
         if keyless:
             return self._counted(all_of, found)
         self._note(made, found, runs)
-        if self.snapshotting and self.state.thorough and not self.info.deferrable:
+        if self.snapshotting and self.state.thorough:
             return self._displacing(all_of, made, found, transaction, lookup or self.lookup)
         return all_of
 
@@ -356,8 +358,7 @@ class Captured:
     ) -> Changes:
         """Take away first what has the key of a row that comes: the database lost it unheard.
 
-        Also if that row is not known yet. Not where a key is deferrable: there the row that had it
-        may still go, later on. `of`: the transaction of each operation.
+        Also if that row is not known yet. `of`: the transaction of each operation.
         """
         at = np.concatenate([found.operation, found.unknown])
         order = np.argsort(at, kind="stable")
@@ -380,6 +381,37 @@ class Captured:
             np.concatenate([of[by], changes.transaction])[order],
             pa.concat_arrays([pa.repeat("d", len(by)), changes.op]).take(pa.array(order)),
         )
+
+    def _deferred(
+        self, made: Operations, runs: Sequence[Run], of: Numbers, lookup: Lookup | None
+    ) -> Changes:
+        """A deferrable key: until a transaction ends, several rows may have the same.
+
+        Which of them the topic has is not known while the table is read. So what it has under the
+        keys goes, and they are read from the database; if they are many, with the table.
+        """
+        if lookup is not None or len(made) > UNSEEN_MAX:
+            self.read_again()
+            for xid in {xid for _, xid, _ in runs}:
+                self.overtaken(xid)
+            return self.nothing()
+        self._note_touched(made, runs)
+        reads, writes = (np.flatnonzero(made.kinds != kind) for kind in (INSERT, DELETE))
+        at = np.concatenate([reads, writes])
+        keys = [
+            pa.concat_arrays(
+                [read.take(pa.array(reads)), made.new.column(name).take(pa.array(writes))]
+            )
+            for name, read in zip(self.state.key, made.read, strict=True)
+        ]
+        each = np.unique(hash64(keys, 1), return_index=True)[1]
+        keys = [key.take(pa.array(each)) for key in keys]
+        self._ask_for(keys)
+        there, old = self.lookup(keys)
+        by = at[each[there]]
+        order = np.argsort(by, kind="stable")
+        gone = old.take(pa.array(order))
+        return Changes(gone, np.full(len(by), -1), of[by[order]], pa.repeat("d", len(by)))
 
     def _counts(self, xid: int) -> bool:
         """Without a key, snapshotting: whether the stream is heard on a transaction."""
@@ -453,8 +485,12 @@ class Captured:
                 place=self.name,
                 key=key,
             )
-        if not self.snapshotting:
-            return
+        if self.snapshotting:
+            self._note_touched(made, part)
+            new = made.new.take(pa.array(found.unknown))
+            self._ask_for([new.column(name) for name in self.state.key])
+
+    def _note_touched(self, made: Operations, part: Sequence[Run]) -> None:
         self.state.dirty = True
         written = [made.new.column(name) for name in self.state.key]
         hashes = [
@@ -477,11 +513,13 @@ class Captured:
         last = part[-1][1]  # only a transaction that comes by parts has so many
         if sum(len(one.first) for one in self.touched if one.xid == last) > TOUCHED_MAX:
             self.overtaken(last)
-        keys = [made.new.column(name) for name in self.state.key]
-        for columns, places in ((keys, found.unknown), (made.read, found.doubtful)):
-            if len(places):
-                texts = [key_texts(column.take(pa.array(places))) for column in columns]
-                self.state.pending += [list(one) for one in zip(*texts, strict=True)]
+
+    def _ask_for(self, keys: list[pa.Array]) -> None:
+        """What is there under these keys is read from the database, in the end."""
+        if len(keys[0]):
+            more = zip(*map(key_texts, keys), strict=True)
+            known = dict.fromkeys(map(tuple, self.state.pending))
+            self.state.pending = [list(one) for one in (known | dict.fromkeys(more))]
 
     # -- the snapshot -----------------------------------------------------------------------
 
