@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -227,6 +228,36 @@ def test_an_identity_that_is_lost_stops_its_table_and_is_said(
     shop.run("caught up")
     assert told[again:] == [f"public.t {reason(shop, 'public.t')}"]  # at each start
     assert set(told) == {told[0]}
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["", "while nobody is there"])
+def test_a_stopped_table_may_be_taken_out_of_the_publication(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any], down: bool
+) -> None:
+    """As one must that has no identity: else the server refuses its updates. The others go on."""
+    run = connection.execute
+    run("create table good(id int primary key); create table t(id int primary key)")
+    run("insert into t values (1), (2)")
+    shop = capture(log, database.dsn(), heartbeat_seconds=0.3)
+    shop.run("caught up")
+    with following(shop, connection):
+        run("alter table t replica identity nothing; insert into t values (3)")
+        wait(lambda: statuses(shop)["public.t"] == "stopped")
+        if not down:
+            run(LEFT.encode())
+            time.sleep(1)  # some looks
+    if down:
+        run(LEFT.encode())
+    run("delete from t where id = 1; insert into good values (1)")
+    shop.run("caught up")
+    assert statuses(shop) == {"public.t": "stopped", "public.good": "live"}
+    assert rows(log, "public.good") == [(1,)]
+    run("alter table t replica identity default")
+    asks(log, database, t=1)
+    shop.run("caught up")
+    run("update t set id = 4 where id = 2")
+    shop.run("caught up")
+    assert added_up(log, "shop.public.t") == {(3,): 1, (4,): 1}
 
 
 CHANGES = {

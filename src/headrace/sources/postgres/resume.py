@@ -230,7 +230,7 @@ def check_publication(
         name = (table.schema, table.name)
         _check_root(table, publication)
         _check_whole(table, publication)
-        if name in saved.tables:
+        if name in saved.tables and name not in saved.stopped:  # it is read anew, if ever
             _check_table(table, publication, saved.tables[name])
 
 
