@@ -487,7 +487,10 @@ class Captured:
             )
         if self.snapshotting:
             self._note_touched(made, part)
-            new = made.new.take(pa.array(found.unknown))
+            asked = found.unknown
+            if self.state.thorough and made.left_out:  # completed of rows that may be out of date
+                asked = np.flatnonzero(np.logical_or.reduce([*made.left_out.values()]))
+            new = made.new.take(pa.array(asked))
             self._ask_for([new.column(name) for name in self.state.key])
 
     def _note_touched(self, made: Operations, part: Sequence[Run]) -> None:
@@ -517,9 +520,10 @@ class Captured:
     def _ask_for(self, keys: list[pa.Array]) -> None:
         """What is there under these keys is read from the database, in the end."""
         if len(keys[0]):
-            more = zip(*map(key_texts, keys), strict=True)
-            known = dict.fromkeys(map(tuple, self.state.pending))
-            self.state.pending = [list(one) for one in (known | dict.fromkeys(more))]
+            all_of = [*map(tuple, self.state.pending), *zip(*map(key_texts, keys), strict=True)]
+            if not self.state.read_through:  # or the first of them are being read
+                all_of = [*dict.fromkeys(all_of)]
+            self.state.pending = [list(one) for one in all_of]
 
     # -- the snapshot -----------------------------------------------------------------------
 
