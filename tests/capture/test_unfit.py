@@ -573,3 +573,27 @@ def test_a_text_that_is_not_utf8_stops_its_table_only(postgres: Server, log: Emb
         ]
     finally:
         postgres.drop_database("loose")
+
+
+def test_deferrable_keys_of_partitions_are_exchanged(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    """Old rows of partitions are looked up by key, and until the end two rows have the same."""
+    run = connection.execute
+    run("create table t(id int, v text, primary key (id) deferrable initially deferred)"
+        " partition by range (id)")  # fmt: skip
+    for name, bounds in (("t1", "(0) to (10)"), ("t2", "(10) to (20)")):
+        run(f"create table {name} partition of t for values from {bounds}".encode())
+        run(f"alter table {name} replica identity full".encode())
+    run("alter table t replica identity full")
+    run("insert into t values (1, 'a'), (2, 'b'), (12, 'c')")
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    for statement in ("update t set id = 3 - id where id < 10",
+                      "update t set id = 14 - id where id in (2, 12)",
+                      "update t set v = v || 'x'"):  # fmt: skip
+        run(statement.encode())
+        shop.run("caught up")
+        there = [tuple(row) for row in run("select id, v from t").fetchall()]
+        assert added_up(log, "shop.public.t") == Counter(there), statement
+    assert statuses(shop) == {"public.t": "live"}

@@ -317,7 +317,9 @@ class Captured:
         if any(key.null_count and key.filter(pa.array(changed)).null_count for key in made.read):
             raise self.named_otherwise()
         transaction = np.repeat([one for one, _, _ in runs], [len(run) for _, _, run in runs])
-        if self.snapshotting and self.info.deferrable:
+        if self.info.deferrable and not self.snapshotting and self._may_swap(made):
+            self.read_again()
+        if self.info.deferrable and self.snapshotting:
             return self._deferred(made, runs, transaction, lookup)
         found = complete(
             made,
@@ -381,6 +383,18 @@ class Captured:
             np.concatenate([of[by], changes.transaction])[order],
             pa.concat_arrays([pa.repeat("d", len(by)), changes.op]).take(pa.array(order)),
         )
+
+    def _may_swap(self, made: Operations) -> bool:
+        """Whether a row gets a key that another operation takes a row from, and which is not said.
+
+        The old rows of partitions are looked up by their keys (`_format`).
+        """
+        if not self.info.partitioned or not self.state.key:
+            return False
+        read = hash64(made.read, 1)
+        put = hash64([made.new.column(name) for name in self.state.key], 1)
+        gets = (made.kinds == INSERT) | ((made.kinds != DELETE) & (read != put))
+        return bool(np.isin(read[made.kinds != INSERT], put[gets]).any())
 
     def _deferred(
         self, made: Operations, runs: Sequence[Run], of: Numbers, lookup: Lookup | None
