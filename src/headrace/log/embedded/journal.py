@@ -12,6 +12,8 @@ outside the lock. Then, under the append lock:
    file already has.
 4. *publish* in shared memory, the tail last.
 
+Then, if everything before it is synced, forewarn the readers that are asleep (`locks`).
+
 **Durability.** Then, under the sync lock: whoever finds its end already synced returns; whoever
 finds the lock free syncs for all who have written so far; the others sleep until that is done. So
 N writers cost one `fdatasync`, whether they are threads or processes. Readers see nothing beyond
@@ -199,9 +201,12 @@ class Journal:
             live.publish(
                 (end, position, checksum, control, catalog, received, entries, tail.marked, zeroed)
             )
-            return Taken(position, received, end)
+            alone = live.words[shared.SYNCED] == tail.end
         finally:
             lock.release()
+        if alone:  # nobody else appends: who waits for news can prepare while it is synced
+            self.sync_lock.forewarn()
+        return Taken(position, received, end)
 
     def _number(self, sections: Sequence[SectionDraft]) -> Offsets | memoryview:
         """Give the rows their offsets; the ends, which move only once the record is written."""

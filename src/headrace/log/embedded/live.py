@@ -102,7 +102,8 @@ class Live:
         self._folder = folder
         system.mkdir(folder)
         self.shared: Shared = system.map(f"{folder}/words", WORDS_BYTES)
-        self.words = self.shared.view.cast("Q")
+        self._view = self.shared.view
+        self.words = self._view.cast("Q")
         self._ends_map: Shared | None = None
         self._ends: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._end_words = memoryview(b"").cast("Q")
@@ -146,14 +147,14 @@ class Live:
         """The end of the journal, consistent even while somebody publishes a new one."""
         while True:
             stamp = self.words[STAMP]
-            tail = _new(Tail, _TAIL.unpack_from(self.shared.view, _TAIL_PLACES[stamp & 1]))
+            tail = _new(Tail, _TAIL.unpack_from(self._view, _TAIL_PLACES[stamp & 1]))
             if self.words[STAMP] == stamp:
                 return tail
 
     def publish(self, tail: Tail | tuple[int, ...]) -> None:
         """Move the end (append lock held): into the place not in use, then switch."""
         stamp = self.words[STAMP] + 1
-        _TAIL.pack_into(self.shared.view, _TAIL_PLACES[stamp & 1], *tail)
+        _TAIL.pack_into(self._view, _TAIL_PLACES[stamp & 1], *tail)
         self.words[STAMP] = stamp
 
     # -- partition ends ---------------------------------------------------------------------
@@ -245,8 +246,9 @@ class Live:
         self._system.unlink(f"{self._folder}/counters.{old}")
 
     def close(self) -> None:
-        """Unmap."""
-        self.words = memoryview(bytes(WORDS_BYTES)).cast("Q")
+        """Unmap; a thread that still waits for news sees an empty log, and that it is closed."""
+        self._view = memoryview(bytearray(WORDS_BYTES))
+        self.words = self._view.cast("Q")
         self._ends = np.zeros(0, np.uint64)
         self._end_words = memoryview(b"").cast("Q")
         self._table_view = memoryview(b"")
