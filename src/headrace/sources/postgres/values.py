@@ -261,6 +261,8 @@ def few_reader(pg_type: PgType, arrow: pa.DataType) -> FewReader | None:
     def read(texts: Texts) -> list[bytes] | None:
         given: list[bytes | None] = texts if isinstance(texts, list) else texts.to_pylist()
         try:
+            if len(given) == 1 and (text := given[0]) is not None:
+                return [b"", one(text).to_bytes(width or 1, "little", signed=True)]
             numbers = [0 if text is None else one(text) for text in given]
             if not width:
                 return [_there(given), _bits(numbers)]
@@ -310,6 +312,8 @@ def array_of(texts: Texts) -> pa.Array:
 
 
 def _laid_out(texts: list[bytes | None]) -> list[bytes]:
+    if len(texts) == 1 and (text := texts[0]) is not None:
+        return [b"", _PLACES.pack(0, len(text)), text]
     given = [text or b"" for text in texts]
     places = array("i", accumulate(map(len, given), initial=0))  # quicker than numpy, for a few
     return [_there(texts), places.tobytes(), b"".join(given)]
@@ -361,6 +365,7 @@ def _single(text: bytes) -> int:
     return int(_SINGLE[1].unpack(_SINGLE[0].pack(number))[0])
 
 
+_PLACES = Struct("<ii")
 _SINGLE = Struct("<f"), Struct("<i")
 _BELOW_SINGLE, _MIDDLE, _LEAST_SINGLE = (1 << 29) - 1, 1 << 28, 2.0**-126
 _DOUBLE = Struct("<d"), Struct("<q")
