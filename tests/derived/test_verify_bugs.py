@@ -7,8 +7,6 @@ has thought of.
 
 from __future__ import annotations
 
-import inspect
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from headrace.log.embedded.log import EmbeddedLog
 from headrace.runtime import tokens
 from headrace.runtime import verify as verifying
 from headrace.runtime.verify_source import SourceComparison
+from headrace.testing.seeded import mutant
 from tests.capture.conftest import Database
 from tests.derived import test_verify_merge as merge_tests
 from tests.derived import test_verify_online as online_tests
@@ -144,15 +143,10 @@ def test_it_is_caught(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     log: EmbeddedLog,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     owner, function, old, new, hunter = BUGS[name]
-    original = inspect.unwrap(getattr(owner, function))
-    source = textwrap.dedent(inspect.getsource(original))
-    assert source.count(old) == 1
-    made: dict[str, Any] = {}
-    code = compile("from __future__ import annotations\n" + source.replace(old, new), name, "exec")
-    exec(code, original.__globals__, made)
-    monkeypatch.setattr(owner, function, made[function])
-    with pytest.raises((AssertionError, hr.errors.HeadraceError)):
+    with (
+        mutant(name, "", ((owner, function, old, new),)).on(),
+        pytest.raises((AssertionError, hr.errors.HeadraceError)),
+    ):
         hunter(Place(request, log, tmp_path))

@@ -12,9 +12,9 @@ import pytest
 
 from headrace import errors
 from headrace.testing import hunt
-from headrace.testing.bugs import Bug, Patch, instead
 from headrace.testing.chaos_worker import Worker
 from headrace.testing.hunt import EVERY_BUG, Catch, catch, look_for
+from headrace.testing.seeded import Bug, Patch, instead
 from headrace.testing.simulation import Run
 from headrace.testing.verdicts import Violated
 

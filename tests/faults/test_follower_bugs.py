@@ -13,9 +13,9 @@ import pytest
 
 from headrace.derived.postgres import PostgresTarget
 from headrace.testing import follower_bugs
-from headrace.testing.capture_bugs import Bug
 from headrace.testing.follower_bugs import BUGS, LONG_WAY, catch
 from headrace.testing.postgres import Server
+from headrace.testing.seeded import Bug, mutant
 
 QUICK = ("tables go ahead of the views", "the epoch is not looked at", "a refused row is nowhere")
 
@@ -48,6 +48,6 @@ def test_a_crash_catches_nothing(
     monkeypatch.setattr(follower_bugs, "TRIES", 2)
     merged = "refused = self._merged(changes)"
     changes = ((PostgresTarget, "apply", merged, f"{broken}; {merged}"), LONG_WAY)
-    found = catch(Bug("it does not even run", "follower", changes), server)
+    found = catch(mutant("it does not even run", "follower", changes), server)
     assert not found.caught_by
     assert found.says.startswith("crash: ")

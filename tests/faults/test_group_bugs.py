@@ -14,9 +14,9 @@ import pytest
 
 from headrace.log.groups.consumer import Consumer
 from headrace.testing import group_bugs
-from headrace.testing.bugs import Bug, instead
 from headrace.testing.group_bugs import BUGS, catch
 from headrace.testing.group_case import GroupCase, dropped_exactly
+from headrace.testing.seeded import Bug, instead
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -16,9 +16,9 @@ import pytest
 import headrace as hr
 from headrace.derived.postgres import PostgresTarget
 from headrace.testing import shop, slice_bugs
-from headrace.testing.capture_bugs import Bug
 from headrace.testing.follower_bugs import LONG_WAY
 from headrace.testing.postgres import Server
+from headrace.testing.seeded import Bug, mutant
 from headrace.testing.slice_bugs import BUGS, catch, stepped
 
 QUICK = (
@@ -52,7 +52,7 @@ def test_a_crash_catches_nothing(server: Server, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(slice_bugs, "TRIES", 1)
     cut = "refused = self._merged(changes)"
     broken = ((PostgresTarget, "apply", cut, f"raise KeyError('x'); {cut}"), LONG_WAY)
-    found = catch(Bug("it does not even run", "stepped", broken), server)
+    found = catch(mutant("it does not even run", "stepped", broken), server)
     assert not found.caught_by
     assert "crash: " in found.says
 

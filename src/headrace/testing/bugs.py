@@ -1,15 +1,12 @@
-"""Bugs on purpose: each patches production code for as long as its `with` block lasts.
+"""Bugs of the log, on purpose: see `seeded`.
 
-Production code has no switches for them. They show that the machine which breaks the log would
-notice if the log were wrong: `headrace.testing.hunt` switches each on and looks for it with the
-crash enumerator and the corruptor, and every one must be caught.
+They show that the machine which breaks the log would notice if the log were wrong:
+`headrace.testing.hunt` switches each on and looks for it in the workloads named, with the crash
+enumerator, and with the corruptor (`damage`), and every one must be caught.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -28,49 +25,10 @@ from headrace.log.embedded.places import Places
 from headrace.log.embedded.reader import Reading
 from headrace.log.embedded.system import System
 from headrace.model import fold
-
-Patch = contextlib.AbstractContextManager[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Bug:
-    """A bug that can be switched on."""
-
-    name: str
-    """What is wrong, in a few words."""
-    patches: Callable[[], list[Patch]]
-    where: tuple[str, ...]
-    """The workloads in which it should show, the likeliest first; `damage` is the corruptor."""
-
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
-        """Have it for a while."""
-        with contextlib.ExitStack() as stack:
-            for patch in self.patches():
-                stack.enter_context(patch)
-            yield
-
+from headrace.testing.seeded import Bug, Patch, instead, nothing, seeding
 
 BUGS: list[Bug] = []
-
-
-def _bug(
-    name: str, *where: str
-) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
-    def register(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-        BUGS.append(Bug(name, patches, where))
-        return patches
-
-    return register
-
-
-def instead(owner: Any, name: str, new: Any) -> Patch:
-    """Another attribute for a while."""
-    return mock.patch.object(owner, name, new)
-
-
-def nothing(*_: Any) -> None:
-    """Do nothing."""
+_bug = seeding(BUGS)
 
 
 class _Lacking:

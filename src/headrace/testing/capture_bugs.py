@@ -1,24 +1,17 @@
-"""Bugs of a capture on purpose: a line of production code is changed for as long as a hunt lasts.
+"""Bugs of a capture on purpose: mutants of production code, as in `seeded`.
 
-As in `views_bugs`: a mutation takes the source of a function and changes a text that must occur in
-it exactly once. The hunters are the general ones: random operations against a dict
+The hunters are the general ones: random operations against a dict
 (`capture_pure`), and a capture with its writers in one thread against the embedded PostgreSQL
 (`capture_case.stepped`), whose checks are named there.
 """
 
 from __future__ import annotations
-import __future__
 
-import contextlib
-import inspect
-import sys
 import tempfile
-import textwrap
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import headrace as hr
 from headrace.sources import complete
@@ -30,45 +23,9 @@ from headrace.sources.postgres.large import Large, Overlay
 from headrace.sources.postgres.snapshots import Snapshots
 from headrace.sources.postgres.spill import Spill
 from headrace.testing import capture_bag, capture_case, capture_pure
-from headrace.testing.hunt import Catch, look_for, table
+from headrace.testing.hunt import Catch, each, look_with
 from headrace.testing.postgres import Server, fresh_database
-
-BEGIN, END = "<!-- bugs of captures: begin -->", "<!-- bugs of captures: end -->"
-Change = tuple[Any, str, str, str]
-"""Module or class, function, a text in it, and what to put there."""
-
-
-@dataclass(frozen=True)
-class Bug:
-    """A bug that can be switched on."""
-
-    name: str
-    where: str
-    """The hunter: `pure`, `stepped` or `bag`."""
-    changes: tuple[Change, ...]
-
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
-        """Have it for a while."""
-        with contextlib.ExitStack() as stack:
-            for owner, name in dict.fromkeys((c[0], c[1]) for c in self.changes):
-                texts = [(c[2], c[3]) for c in self.changes if (c[0], c[1]) == (owner, name)]
-                stack.enter_context(mock.patch.object(owner, name, _mutant(owner, name, texts)))
-            yield
-
-
-def _mutant(owner: Any, name: str, texts: list[tuple[str, str]]) -> Any:
-    original = inspect.unwrap(getattr(owner, name))
-    source = SOURCES[owner, name]
-    for old, new in texts:
-        if source.count(old) != 1:
-            raise AssertionError(f"{name} has {source.count(old)} times: {old}")
-        source = source.replace(old, new)
-    code = compile(source, "<bug>", "exec", flags=__future__.annotations.compiler_flag)
-    made: dict[str, Any] = {}
-    exec(code, sys.modules[original.__module__].__dict__, made)  # our own source, changed
-    return made[name]
-
+from headrace.testing.seeded import Bug, mutant
 
 # --- the bugs -----------------------------------------------------------------------------
 
@@ -85,78 +42,70 @@ HALVES = """last = items[-1]
     group = Group(items)"""
 
 BUGS = [
-    Bug("an unchanged large value is taken for null", "pure", (
+    mutant("an unchanged large value is taken for null", "pure", (
         (complete, "_filled", "source[:count][mask] = old[mask]", "pass"),)),
-    Bug("a value left out comes from one step back only", "pure", (
+    mutant("a value left out comes from one step back only", "pure", (
         (complete, "_filled", "if (further == source).all():", "if True:"),)),
-    Bug("a key-changing update reads the new key", "pure", (
+    mutant("a key-changing update reads the new key", "pure", (
         (complete, "_within", "one.take(pa.array(readers))",
          "operations.new.column(name).take(pa.array(readers))"),)),
-    Bug("a row of the group is looked up in the table", "pure", (
+    mutant("a row of the group is looked up in the table", "pure", (
         (complete, "complete", "ask & ~seen", "ask"),)),
-    Bug("a large key that did not change is null", "pure", (
+    mutant("a large key that did not change is null", "pure", (
         (complete, "whole_keys", "mask is not None and mask.any()", "mask is None"),)),
-    Bug("a given old row is taken away though it is not there", "pure", (
+    mutant("a given old row is taken away though it is not there", "pure", (
         (complete, "complete", "if given_is_there:\n", "if True:\n"),)),
-    Bug("a row is said of which not all is known", "pure", (
+    mutant("a row is said of which not all is known", "pure", (
         (complete, "_filled", "unknown |= source[:count] == NONE",
          "source = np.where(source == NONE, same, source)"),)),
-    Bug("it is confirmed before the log has it", "stepped", (
+    mutant("it is confirmed before the log has it", "stepped", (
         (Capture, "_stream", "self._take(group, control)",
          "stream.confirm(stream.received); self._take(group, control)"),)),
-    Bug("the resume point is saved before the data", "stepped", (
+    mutant("the resume point is saved before the data", "stepped", (
         (Capture, "_append", ENTRY, f"self._save(end)\n    {ENTRY}"),)),
-    Bug("the resume point stays behind the data", "stepped", (
+    mutant("the resume point stays behind the data", "stepped", (
         (Capture, "_append", ENTRY, "with self._entry(self.state.lsn) as entry:"),)),
-    Bug("an xid is taken for a resume point", "stepped", (
+    mutant("an xid is taken for a resume point", "stepped", (
         (Group, "__init__", "self.end = max(self.end, one.end_lsn)",
          "self.end = max(self.end, one.xid)"),)),
-    Bug("old rows come from a table that is behind", "stepped", (
+    mutant("old rows come from a table that is behind", "stepped", (
         (Captured, "lookup", "found = self.log.table(self.state.topic).get(asked)",
          "self._seen = [*getattr(self, '_seen', []), self.log.position][-3:]\n"
          "        found = self.log.table(self.state.topic).get(asked, at=self._seen[0])"),)),
-    Bug("a chunk is published before the stream has passed it", "stepped", (
+    mutant("a chunk is published before the stream has passed it", "stepped", (
         (Snapshots, "advance", "received < captured.chunks[0].lsn", "False"),)),
-    Bug("a chunk keeps keys of later transactions", "stepped", (
+    mutant("a chunk keeps keys of later transactions", "stepped", (
         (Captured, "publish", "if newer and rows.num_rows:", "if False:"),)),
-    Bug("transactions of a group are in another order", "stepped", (
+    mutant("transactions of a group are in another order", "stepped", (
         (Capture, "_parts", "group = Group(items)", "group = Group(items[::-1])"),)),
-    Bug("half a transaction is an entry", "stepped", (
+    mutant("half a transaction is an entry", "stepped", (
         (Capture, "_parts", "group = Group(items)", HALVES),)),
-    Bug("a rolled-back subtransaction stays", "stepped", (
+    mutant("a rolled-back subtransaction stays", "stepped", (
         (Spill, "roll_back", "kept.gone.add(subxid)", "pass"),)),
-    Bug("truncate is forgotten", "parts", (
+    mutant("truncate is forgotten", "parts", (
         (Large, "_truncate", "for rows, weight in there:", "for rows, weight in ():"),)),
-    Bug("a truncate leaves what its own transaction wrote", "parts", (
+    mutant("a truncate leaves what its own transaction wrote", "parts", (
         (Overlay, "empty", "ordered(self._state(), self._part, (0,))", "()"),)),
-    Bug("a part of a transaction does not know the parts before", "parts", (
+    mutant("a part of a transaction does not know the parts before", "parts", (
         (Large, "_part", "None if overlay is None else overlay.lookup", "None"),)),
-    Bug("what an earlier part took away is there for a later one", "parts", (
+    mutant("what an earlier part took away is there for a later one", "parts", (
         (Overlay, "lookup", "np.flatnonzero(~found", "np.flatnonzero(found"),)),
-    Bug("rows that were not staged stay out of the entry", "parts", (
+    mutant("rows that were not staged stay out of the entry", "parts", (
         (Large, "append_to", "if done.waiting:", "if done.waiting and not done.pieces:"),)),
-    Bug("a chunk that was read before a truncate is published", "stepped", (
+    mutant("a chunk that was read before a truncate is published", "stepped", (
         (Captured, "overtaken", "if self.snapshotting:", "if False:"),)),
-    Bug("an unchanged large value of the stream is null", "stepped", (
+    mutant("an unchanged large value of the stream is null", "stepped", (
         (operations, "_left_out", "return whole if order is None else whole[order.to_numpy()]",
          "return None"),)),
-    Bug("what a snapshot sees is heard from the stream too", "bag", (
+    mutant("what a snapshot sees is heard from the stream too", "bag", (
         (Captured, "_counts", "return not self.view.sees(xid)", "return True"),)),
-    Bug("rows of a snapshot that broke off stay", "bag", (
+    mutant("rows of a snapshot that broke off stay", "bag", (
         (Captured, "watch", "if self.state.dirty else", "if False else"),)),
-    Bug("an old row that the snapshot does not have is owed for ever", "bag", (
+    mutant("an old row that the snapshot does not have is owed for ever", "bag", (
         (Captured, "gone", "yield from self.owed.rest()", "yield from ()"),)),
-    Bug("a key-changing update is one in place", "stepped", (
+    mutant("a key-changing update is one in place", "stepped", (
         (operations, "_read_texts", "if old is None or kinds is None:", "if new is not None:"),)),
 ]  # fmt: skip
-
-SOURCES = {
-    (owner, name): textwrap.dedent(inspect.getsource(inspect.unwrap(getattr(owner, name))))
-    for bug in BUGS
-    for owner, name, _, _ in bug.changes
-}
-"""As they were when this module was imported, whoever edits the files meanwhile."""
-
 
 # --- the hunt -----------------------------------------------------------------------------
 
@@ -207,17 +156,10 @@ HUNTERS: dict[str, tuple[str, int, Callable[[int, Server | None], str]]] = {
 
 def catch(bug: Bug, server: Server | None = None) -> Catch:
     """Look for a bug where it should show."""
-    title, most, look = HUNTERS[bug.where]
-
-    def sound(number: int) -> tuple[str, int]:
-        return look(number, server), 1
-
-    def buggy(number: int) -> tuple[str, int]:
-        with bug.on():
-            return sound(number)
-
-    found = look_for(bug.name, title, most, buggy, sound)
-    if found.caught_by and bug.where in ("stepped", "parts"):
+    (where,) = bug.where
+    title, most, look = HUNTERS[where]
+    found = look_with(bug, title, most, lambda number: (look(number, server), 1))
+    if found.caught_by and where in ("stepped", "parts"):
         check = found.says.partition(":")[0]
         return replace(found, caught_by=f"{title}, check `{check}`")
     return found
@@ -225,13 +167,5 @@ def catch(bug: Bug, server: Server | None = None) -> Catch:
 
 def hunt(only: str, say: Callable[[str], None]) -> list[Catch]:
     """Look for all bugs whose name contains `only`."""
-    found = []
     with Server(**capture_case.SETTINGS) as server:
-        for bug in BUGS:
-            if only in bug.name:
-                found.append(catch(bug, server))
-                say(found[-1].line())
-    return found
-
-
-__all__ = ["BUGS", "Bug", "catch", "hunt", "table"]
+        return each(BUGS, only, lambda bug: catch(bug, server), say)

@@ -165,14 +165,7 @@ def _large(chosen: argparse.Namespace) -> int:
 
 
 def _bugs(chosen: argparse.Namespace) -> int:
-    from headrace.testing.capture_bugs import BEGIN, END, hunt, table
-    from headrace.testing.hunt import put_between
+    from headrace.testing.capture_bugs import hunt
+    from headrace.testing.hunt import tell
 
-    found = hunt(chosen.name, _say)
-    if chosen.json:
-        print(json.dumps([asdict(one) for one in found], indent=2))
-    else:
-        print(table(found))
-    if chosen.write:
-        put_between(chosen.write, BEGIN, END, table(found))
-    return 0 if all(one.caught_by for one in found) else 1
+    return tell(hunt(chosen.name, _say), "bugs of captures", chosen)

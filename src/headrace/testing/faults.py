@@ -157,20 +157,12 @@ def _summary(rounds: list[Round], total: Tally, reports: list[str]) -> dict[str,
 
 
 def _bugs(chosen: argparse.Namespace) -> int:
-    from headrace.testing.hunt import hunt, table
+    from headrace.testing.hunt import hunt, tell
 
     found = hunt(
         chosen.only or "", lambda text: print(text, file=sys.stderr, flush=True), chosen.jobs
     )
-    if chosen.json:
-        print(json.dumps([asdict(one) for one in found], indent=2))
-    else:
-        print(table(found))
-    if chosen.write:
-        from headrace.testing.hunt import write_table
-
-        write_table(chosen.write, found)
-    return 0 if all(one.caught_by for one in found) else 1
+    return tell(found, "bugs", chosen)
 
 
 if __name__ == "__main__":

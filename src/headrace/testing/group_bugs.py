@@ -1,4 +1,4 @@
-"""Bugs of consumer groups, on purpose: each patches production code while it is looked for.
+"""Bugs of consumer groups, on purpose: see `seeded`.
 
 They show that the random schedules of `group_case` would notice if groups were wrong.
 """
@@ -6,42 +6,31 @@ They show that the random schedules of `group_case` would notice if groups were 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 from headrace.log.groups import flow, watch
 from headrace.log.groups.consumer import Consumer
 from headrace.log.groups.members import Membership
 from headrace.model.groups import GroupState
-from headrace.testing.bugs import Bug, Patch, instead, nothing
 from headrace.testing.group_case import GroupCase, dropped_exactly
-from headrace.testing.hunt import Catch, look_for
+from headrace.testing.hunt import Catch, look_with
+from headrace.testing.seeded import Bug, Patch, instead, nothing, seeding
 
 BUGS: list[Bug] = []
+_bug = seeding(BUGS)
 TRIES = 40
-
-
-def _bug(name: str, *where: str) -> Callable[[Callable[[], list[Patch]]], None]:
-    def register(patches: Callable[[], list[Patch]]) -> None:
-        BUGS.append(Bug(name, patches, where))
-
-    return register
 
 
 def catch(bug: Bug) -> Catch:
     """Look for a bug in schedules of the kinds named."""
 
-    def sound(number: int) -> tuple[str, int]:
+    def look(number: int) -> tuple[str, int]:
         seed, kind = divmod(number - 1, len(bug.where))
         with tempfile.TemporaryDirectory() as folder:
             _run(f"{folder}/log", seed, bug.where[kind])
         return "", 1
 
-    def buggy(number: int) -> tuple[str, int]:
-        with bug.on():
-            return sound(number)
-
-    return look_for(bug.name, "random schedules", TRIES * len(bug.where), buggy, sound)
+    return look_with(bug, "random schedules", TRIES * len(bug.where), look)
 
 
 def _run(folder: str, seed: int, kind: str) -> None:

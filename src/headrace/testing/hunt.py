@@ -1,26 +1,30 @@
-"""Switch every seeded bug on and look for it: what catches it, and after how many tries.
+"""Switch every seeded bug of the log on and look for it: what catches it, after how many tries.
 
 A try is one disk judged by the crash enumerator, one damage examined, or one case of the chaos in
 one process. What counts is a verdict (`verdicts`); a crash says nothing about the bug.
 
-`look_for` is the way to look for one bug in numbered cases, for whoever has bugs and cases.
+For whoever has bugs and cases: `look_for` looks for one bug in numbered cases, `each` for several,
+and `tell` says what caught them.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
-from headrace.testing.bugs import BUGS, Bug
+from headrace.testing.bugs import BUGS
 from headrace.testing.chaos_alone import alone
 from headrace.testing.crashes import one_round
 from headrace.testing.decay import Aged, aged, examine
 from headrace.testing.explore import Limits
 from headrace.testing.jobs import spread
 from headrace.testing.keeper_bugs import KEEPER_BUGS
+from headrace.testing.seeded import Bug
 from headrace.testing.verdicts import is_verdict, verdict_on
 from headrace.testing.workloads import WORKLOADS
 
@@ -31,7 +35,6 @@ APART = {"damage": "corruptor", "kept": "chaos in one process"}
 """Places that are no workloads of the enumerator."""
 UNCUT = " uncut"
 """Behind a workload: races only, without any crash, so that many more seeds can be tried."""
-BEGIN, END = "<!-- bugs: begin -->", "<!-- bugs: end -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,28 @@ def look_for(name: str, title: str, most: int, buggy: Look, sound: Look) -> Catc
             title, says = "", f"it is wrong without the bug too: {without}"
         return Catch(name, title, tries, time.monotonic() - started, _short(says))
     return Catch(name, "", tries, time.monotonic() - started, _short(crash))
+
+
+def look_with(bug: Bug, title: str, most: int, look: Look) -> Catch:
+    """Look for a bug in cases that are tried with it and without it in the same way."""
+
+    def buggy(number: int) -> tuple[str, int]:
+        with bug.on():
+            return look(number)
+
+    return look_for(bug.name, title, most, buggy, look)
+
+
+def each(
+    bugs: Iterable[Bug], only: str, catch: Callable[[Bug], Catch], say: Callable[[str], None]
+) -> list[Catch]:
+    """Look for all bugs whose name contains `only`, one after the other."""
+    found = []
+    for bug in bugs:
+        if only in bug.name:
+            found.append(catch(bug))
+            say(found[-1].line())
+    return found
 
 
 def _tried(look: Look, number: int) -> tuple[str, int]:
@@ -154,14 +179,21 @@ def table(found: list[Catch]) -> str:
     return "\n".join([*head, *(one.row() for one in found)])
 
 
-def write_table(path: str, found: list[Catch]) -> None:
-    """Put the table where the page has its place for it."""
-    put_between(path, BEGIN, END, table(found))
+def tell(found: list[Catch], kind: str, chosen: argparse.Namespace) -> int:
+    """Print the table, or JSON, and put it into a page, as was asked for; 0 if all were caught."""
+    if chosen.json:
+        print(json.dumps([asdict(one) for one in found], indent=2))
+    else:
+        print(table(found))
+    if chosen.write:
+        write_table(chosen.write, kind, found)
+    return 0 if all(one.caught_by for one in found) else 1
 
 
-def put_between(path: str, begin: str, end: str, made: str) -> None:
-    """Put a text into a page, between two marks."""
+def write_table(path: str, kind: str, found: list[Catch]) -> None:
+    """Put the table where a page has its place for it, such as `bugs of views`."""
+    begin, end = f"<!-- {kind}: begin -->", f"<!-- {kind}: end -->"
     text = Path(path).read_text(encoding="utf-8")
     before, _, rest = text.partition(begin)
     _, _, behind = rest.partition(end)
-    Path(path).write_text(f"{before}{begin}\n{made}\n{end}{behind}", encoding="utf-8")
+    Path(path).write_text(f"{before}{begin}\n{table(found)}\n{end}{behind}", encoding="utf-8")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -17,19 +16,11 @@ from headrace.log.embedded.holds import FOREVER
 from headrace.log.embedded.keeper import Keeper, Sealing
 from headrace.log.embedded.orphans import Orphans
 from headrace.log.embedded.sealed import SealWriter, filtered
-from headrace.testing.bugs import Bug, Patch, instead, lacking, nothing
+from headrace.testing.bugs import lacking
+from headrace.testing.seeded import Bug, Patch, instead, nothing, seeding
 
 KEEPER_BUGS: list[Bug] = []
-
-
-def _bug(
-    name: str, *where: str
-) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
-    def register(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-        KEEPER_BUGS.append(Bug(name, patches, where))
-        return patches
-
-    return register
+_bug = seeding(KEEPER_BUGS)
 
 
 # --- orphans --------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Bugs of the slice on purpose: a line of production code is changed for as long as a hunt lasts.
+"""Bugs of the slice on purpose: mutants of production code, as in `seeded`.
 
-As in `capture_bugs`: a text that must occur exactly once in a function is replaced. Two hunters:
+Two hunters:
 
 - `stepped`: capture, driver with Spark, and follower in one thread, each a new object after each
   kill; at chosen instants (before and after an entry is committed, before each statement to the
@@ -16,14 +16,12 @@ As in `capture_bugs`: a text that must occur exactly once in a function is repla
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -47,74 +45,66 @@ from headrace.runtime.supervisor import Supervisor
 from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.stream import Stream
 from headrace.testing import shop
-from headrace.testing.capture_bugs import SOURCES, Bug
 from headrace.testing.follower_bugs import LONG_WAY
-from headrace.testing.hunt import Catch, look_for
+from headrace.testing.hunt import Catch, each, look_for
 from headrace.testing.postgres import Server, fresh_database
+from headrace.testing.seeded import Bug, mutant
 from headrace.testing.verdicts import CRASH, verdict_on
 
-BEGIN, END = "<!-- bugs of the slice: begin -->", "<!-- bugs of the slice: end -->"
 COMMITTED = 'self._run("commit"); self._run("begin")'
 COMMITS = 'transaction.append(self._commits, [{"through": through, "views": list(engine.views)}])'
 
 BUGS = [
-    Bug("captured tables run ahead of the views beside them", "stepped", (
+    mutant("captured tables run ahead of the views beside them", "stepped", (
         (cuts.Between, "_rows", "(self._inputs, cut.through)", "(self._inputs, cut.position)"),)),
-    Bug("what is beyond a cut is dropped", "stepped", (
+    mutant("what is beyond a cut is dropped", "stepped", (
         (cuts.Feed, "through", "self._held.extendleft(reversed(later))", "pass"),)),
-    Bug("of several entries the oldest row of a key is taken", "stepped", (
+    mutant("of several entries the oldest row of a key is taken", "stepped", (
         (cuts, "added_up", "newest[code] = np.arange(rows.num_rows)",
          "newest[code[::-1]] = np.arange(rows.num_rows)[::-1]"),)),
-    Bug("the cut is committed before its rows", "stepped", (
+    mutant("the cut is committed before its rows", "stepped", (
         (PostgresTarget, "apply", "refused = self._merged(changes)",
          f"self._now_at(cut, list(tables.values())); {COMMITTED}; refused = self._merged(changes)"),
         LONG_WAY)),
-    Bug("the cut is committed before its rows, on the quick way", "stepped", (
+    mutant("the cut is committed before its rows, on the quick way", "stepped", (
         (PostgresTarget, "_quick", "            for one in changes:\n",
          f"            {COMMITTED}\n            for one in changes:\n"),)),
-    Bug("each table of a cut is committed by itself", "stepped", (
+    mutant("each table of a cut is committed by itself", "stepped", (
         (PostgresTarget, "_merged", "self._merge(one.table, one.table.name, chunk)\n",
          f"self._merge(one.table, one.table.name, chunk); {COMMITTED};"
          " self._run('savepoint fast')\n"), LONG_WAY)),
-    Bug("the cut stays where it was", "stepped", (
+    mutant("the cut stays where it was", "stepped", (
         (PostgresTarget, "apply", "self._now_at(cut, list(tables.values()))",
          "self._now_at(mark.cut or cut, list(tables.values()))"), LONG_WAY)),
-    Bug("an older follower goes on", "stepped", (
+    mutant("an older follower goes on", "stepped", (
         (PostgresTarget, "_locked", "if mark.epoch != epoch:", "if False:"),
         (PostgresTarget, "apply", "cut < mark.cut", "False"), LONG_WAY)),
-    Bug("a deleted row stays in the target", "stepped", (
+    mutant("a deleted row stays in the target", "stepped", (
         (PostgresTarget, "_merge_keyed", "when matched and d._weight < 0{written} then delete ",
          ""),)),
-    Bug("a commit says that it is through more than it has taken", "stepped", (
+    mutant("a commit says that it is through more than it has taken", "stepped", (
         (Runner, "_commit", COMMITS, COMMITS.replace('"through": through',
          '"through": max(through, self.log.position)')),)),
-    Bug("a commit is told before its rows are there", "stepped", (
+    mutant("a commit is told before its rows are there", "stepped", (
         (Runner, "_commit", COMMITS, COMMITS.replace("transaction.append", "self.log.append")),)),
-    Bug("the views of a commit are in several entries", "stepped", (
+    mutant("the views of a commit are in several entries", "stepped", (
         (Runner, "_commit", "transaction.append(topic, self._as_rows(view, rows))",
          "self.log.append(topic, self._as_rows(view, rows))"),
         (Runner, "_commit", "transaction.append(topic_of(self.pipeline.name, name), given)",
          "self.log.append(topic_of(self.pipeline.name, name), given)"),)),
-    Bug("a driver that was killed leaves a batch out", "stepped", (
+    mutant("a driver that was killed leaves a batch out", "stepped", (
         (Runner, "_commit", "with self.writer.transaction(state=status.to_json()) as transaction:",
          "with self.writer.transaction(state=status.to_json()):\n        pass\n"
          "    with self.writer.transaction(state=status.to_json()) as transaction:"),)),
-    Bug("the source is told before the log has it", "stepped", (
+    mutant("the source is told before the log has it", "stepped", (
         (Capture, "_stream", "self._take(group, control)",
          "stream.confirm(stream.received); self._take(group, control)"),)),
-    Bug("a part that was killed stays away", "project", (
+    mutant("a part that was killed stays away", "project", (
         (Supervisor, "_again", "crashes = len(part.crashes)",
          "part.state = 'done'; return\n    crashes = len(part.crashes)"),)),
-    Bug("parts outlive their supervisor", "project", (
+    mutant("parts outlive their supervisor", "project", (
         (processes, "die_with_parent", "parent = os.getppid()", "return\n    parent = 0"),)),
 ]  # fmt: skip
-SOURCES.update(
-    {
-        (owner, name): textwrap.dedent(inspect.getsource(inspect.unwrap(getattr(owner, name))))
-        for bug in BUGS
-        for owner, name, _, _ in bug.changes
-    }
-)
 
 
 # --- the slice in one thread ----------------------------------------------------------------------
@@ -407,7 +397,7 @@ TRIES = 8
 
 def catch(bug: Bug, server: Server) -> Catch:
     """Look for a bug where it should show."""
-    if bug.where == "project":  # it is switched on in the processes of the project
+    if "project" in bug.where:  # it is switched on in the processes of the project
         return look_for(
             bug.name, "a project, killed", TRIES,
             lambda _: (project(bug), 1), lambda _: (_project(), 1),
@@ -433,10 +423,5 @@ _sound = cache(_stepped)
 
 def hunt(only: str, say: Callable[[str], None]) -> list[Catch]:
     """Look for all bugs whose name contains `only`."""
-    found = []
     with Server(wal_writer_delay="10ms") as server:
-        for bug in BUGS:
-            if only in bug.name:
-                found.append(catch(bug, server))
-                say(found[-1].line())
-    return found
+        return each(BUGS, only, lambda bug: catch(bug, server), say)

@@ -11,7 +11,6 @@ import json
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict
 
 from headrace.testing.slice_case import KILLS
 
@@ -76,14 +75,7 @@ def _say(text: str) -> None:
 
 
 def _bugs(chosen: argparse.Namespace) -> int:
-    from headrace.testing.hunt import put_between, table
-    from headrace.testing.slice_bugs import BEGIN, END, hunt
+    from headrace.testing.hunt import tell
+    from headrace.testing.slice_bugs import hunt
 
-    found = hunt(chosen.name, _say)
-    if chosen.json:
-        print(json.dumps([asdict(one) for one in found], indent=2))
-    else:
-        print(table(found))
-    if chosen.write:
-        put_between(chosen.write, BEGIN, END, table(found))
-    return 0 if all(one.caught_by for one in found) else 1
+    return tell(hunt(chosen.name, _say), "bugs of the slice", chosen)

@@ -274,14 +274,7 @@ def _folder() -> Iterator[str]:
 
 
 def _bugs(chosen: argparse.Namespace) -> int:
-    from headrace.testing.hunt import put_between
-    from headrace.testing.views_bugs import BEGIN, END, hunt, table
+    from headrace.testing.hunt import tell
+    from headrace.testing.views_bugs import hunt
 
-    found = hunt("", _say, _session)
-    if chosen.json:
-        print(json.dumps([asdict(one) for one in found], indent=2))
-    else:
-        print(table(found))
-    if chosen.write:
-        put_between(chosen.write, BEGIN, END, table(found))
-    return 0 if all(one.caught_by for one in found) else 1
+    return tell(hunt("", _say, _session), "bugs of views", chosen)
