@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.options import (
-    Command,
     Group,
     aligned,
     counted,
@@ -17,6 +16,7 @@ from headrace.cli.options import (
     log_option,
     open_log,
     project_option,
+    several,
     talk,
 )
 from headrace.cli.verify import log_path
@@ -68,18 +68,17 @@ def chosen(log: EmbeddedLog, name: str, table: str, key: str | None) -> list[dic
 
 def of_rows(key: bool) -> Callable[[Any], Any]:
     """The arguments and options of a command on rows that a follower has set aside."""
+    return several(
+        click.argument("name"),
+        click.argument("table"),
+        click.argument("key", required=key),
+        project_option,
+        log_option,
+        json_option,
+    )
 
-    def decorated(command: Any) -> Any:
-        for one in (json_option, log_option, project_option):
-            command = one(command)
-        for name in ("key", "table", "name"):
-            command = click.argument(name, required=key or name != "key")(command)
-        return command
 
-    return decorated
-
-
-@aside.command(cls=Command, short_help="List rows set aside.", example="headrace aside ls")
+@aside.command(short_help="List rows set aside.", example="headrace aside ls")
 @project_option
 @log_option
 @json_option
@@ -99,7 +98,6 @@ def ls(folder: str, path: str, as_json: bool) -> None:
 
 
 @aside.command(
-    cls=Command,
     short_help="Show one row set aside.",
     example="""headrace aside show shop/main orders '{"id": 7}'""",
 )
@@ -117,7 +115,6 @@ def show(name: str, table: str, key: str, folder: str, path: str, as_json: bool)
 
 
 @aside.command(
-    cls=Command,
     short_help="Try rows again.",
     example="""headrace aside retry shop/main orders '{"id": 7}'""",
 )
@@ -128,7 +125,6 @@ def retry(**given: Any) -> None:
 
 
 @aside.command(
-    cls=Command,
     short_help="Give rows up.",
     example="""headrace aside drop shop/main orders '{"id": 7}'""",
 )

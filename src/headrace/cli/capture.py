@@ -56,7 +56,13 @@ class Captures(Command):
         super().__init__(*args, callback=checked, **kwargs)
 
 
-@click.group(cls=Group)
+class CaptureGroup(Group):
+    """The commands on captures."""
+
+    command_class = Captures
+
+
+@click.group(cls=CaptureGroup)
 def capture() -> None:
     """Take the changes of a PostgreSQL database into the log."""
 
@@ -83,7 +89,6 @@ def _patterns(tables: Iterable[str]) -> tuple[str, ...]:
 
 
 @capture.command(
-    cls=Captures,
     short_help="Add a capture of a database.",
     example="headrace capture add shop postgresql://user@host/shop --tables 'public.*'",
 )
@@ -184,7 +189,6 @@ def _told(found: list[Finding], refused: dict[str, str]) -> list[str]:
 
 
 @capture.command(
-    cls=Captures,
     short_help="Look whether a database is ready.",
     example="headrace capture check postgresql://user@host/shop",
 )
@@ -221,9 +225,7 @@ def check(what: str, tables: tuple[str, ...], path: str, as_json: bool) -> None:
 # --- run ------------------------------------------------------------------------------------------
 
 
-@capture.command(
-    cls=Captures, short_help="Run a capture.", example="headrace capture run shop --until-caught-up"
-)
+@capture.command(short_help="Run a capture.", example="headrace capture run shop --until-caught-up")
 @click.argument("name")
 @click.option("--until-caught-up", is_flag=True, help="End when the log has all that is there now.")
 @click.option(
@@ -384,7 +386,6 @@ def progress_line(progress: Progress) -> str:
 
 
 @capture.command(
-    cls=Captures,
     short_help="Read a table anew.",
     example="headrace capture snapshot shop public.orders",
 )
@@ -415,9 +416,7 @@ def snapshot(name: str, table: str, path: str, as_json: bool) -> None:
         talk(f"{full} is read anew by the capture: at once, or when it runs again")
 
 
-@capture.command(
-    cls=Captures, short_help="Let a capture stand still.", example="headrace capture pause shop"
-)
+@capture.command(short_help="Let a capture stand still.", example="headrace capture pause shop")
 @click.argument("name")
 @log_option
 @json_option
@@ -426,9 +425,7 @@ def pause(name: str, path: str, as_json: bool) -> None:
     _set_paused(name, path, as_json, paused=True)
 
 
-@capture.command(
-    cls=Captures, short_help="Let a paused capture go on.", example="headrace capture resume shop"
-)
+@capture.command(short_help="Let a paused capture go on.", example="headrace capture resume shop")
 @click.argument("name")
 @log_option
 @json_option
@@ -451,7 +448,6 @@ def _set_paused(name: str, path: str, as_json: bool, *, paused: bool) -> None:
 
 
 @capture.command(
-    cls=Captures,
     short_help="Remove a capture; its topics stay.",
     example="headrace capture remove shop --yes",
 )
@@ -497,9 +493,7 @@ def remove(name: str, yes: bool, gone: bool, path: str, as_json: bool) -> None:
 # --- status ---------------------------------------------------------------------------------------
 
 
-@capture.command(
-    cls=Captures, short_help="Show how captures are.", example="headrace capture status shop"
-)
+@capture.command(short_help="Show how captures are.", example="headrace capture status shop")
 @click.argument("name", required=False)
 @log_option
 @json_option

@@ -6,13 +6,13 @@ import json
 
 import click
 
-from headrace.cli.options import Command
+from headrace.cli.options import Command, json_option
 from headrace.errors import BadUsage, HeadraceError, catalogue, nearest
 
 
 @click.command(cls=Command, example="headrace explain HR-LOG-006")
 @click.argument("code", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def explain(code: str | None, as_json: bool) -> None:
     """Explain the error CODE, such as HR-LOG-006; without a CODE, list them all."""
     errors = catalogue()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import click
 
-from headrace.cli.options import stdout
+from headrace.cli.options import several, stdout
 from headrace.errors import BadUsage
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 FORMS = {
     "ndjson": "a JSON object a line",
     "csv": "CSV with a head",
@@ -31,21 +30,19 @@ def format_options(*, lines: bool = False, default: str = "ndjson") -> Callable[
     forms = {name: said for name, said in FORMS.items() if lines or name != "lines"}
     said = "; ".join(f"{name}: {words}" for name, words in forms.items())
 
-    def add(command: Decorated) -> Decorated:
-        output = click.option(
-            "--output",
-            metavar="FILE",
-            help="Write to FILE, which appears when it is whole; by default, standard output.",
-        )
-        form = click.option(
+    return several(
+        click.option(
             "--format",
             "form",
             type=click.Choice(list(forms)),
             help=f"{said}. By default what the ending of FILE says, else {default}.",
-        )
-        return form(output(command))
-
-    return add
+        ),
+        click.option(
+            "--output",
+            metavar="FILE",
+            help="Write to FILE, which appears when it is whole; by default, standard output.",
+        ),
+    )
 
 
 def chosen(form: str | None, output: str | None, *, as_json: bool, default: str = "ndjson") -> str:

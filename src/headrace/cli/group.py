@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.options import (
-    Command,
     Group,
     aligned,
     ask,
@@ -49,7 +48,6 @@ def warn_option(command: Any) -> Any:
 
 
 @group.command(
-    cls=Command,
     short_help="List the groups and how far behind they are.",
     example="headrace group ls --json | jq '.[] | select(.warning)'",
 )
@@ -87,7 +85,6 @@ def ls(within: float, path: str, as_json: bool) -> None:
 
 
 @group.command(
-    cls=Command,
     short_help="Show members, partitions and lag.",
     example="headrace group show billing",
 )
@@ -110,7 +107,6 @@ def show(name: str, within: float, path: str, as_json: bool) -> None:
 
 
 @group.command(
-    cls=Command,
     short_help="Move a group to another place.",
     example="headrace group reset billing --to 2024-01-31T12:00Z --dry-run",
 )
@@ -158,7 +154,6 @@ def reset(
 
 
 @group.command(
-    cls=Command,
     short_help="Make a group that starts where another is.",
     example="headrace group copy billing billing-replay --to 2024-01-31T12:00Z",
 )
@@ -184,7 +179,6 @@ def copy(source: str, name: str, to: str | None, path: str, as_json: bool) -> No
 
 
 @group.command(
-    cls=Command,
     short_help="Let producers go on without a group.",
     example="headrace group release billing",
 )
@@ -211,7 +205,6 @@ def release(name: str, path: str, as_json: bool) -> None:
 
 
 @group.command(
-    cls=Command,
     short_help="Forget a group and its offsets.",
     example="headrace group delete billing --yes",
 )

@@ -709,22 +709,19 @@ def _parsed(parse: Callable[[str], Any], text: str) -> Any:
         raise _No(f"{_shown(text)}: {error}") from None
 
 
-def _to_date(value: Any) -> date:
-    _iso(_DATE, value, "a date", '"2024-01-31"')
-    found: date = _parsed(date.fromisoformat, value)
-    return found
+def _moment(pattern: re.Pattern[str], parse: Convert, what: str, example: str) -> Convert:
+    """What reads moments that are spelled so."""
+
+    def convert(value: Any) -> Any:
+        _iso(pattern, value, what, example)
+        return _parsed(parse, value)
+
+    return convert
 
 
-def _to_time(value: Any) -> time:
-    _iso(_TIME, value, "a time", '"12:30:00.5"')
-    found: time = _parsed(time.fromisoformat, value)
-    return found
-
-
-def _to_timestamp(value: Any) -> datetime:
-    _iso(_MOMENT, value, "a timestamp", '"2024-01-31T12:30:00Z"')
-    found: datetime = _parsed(datetime.fromisoformat, value)
-    return found
+_to_date = _moment(_DATE, date.fromisoformat, "a date", '"2024-01-31"')
+_to_time = _moment(_TIME, time.fromisoformat, "a time", '"12:30:00.5"')
+_to_timestamp = _moment(_MOMENT, datetime.fromisoformat, "a timestamp", '"2024-01-31T12:30:00Z"')
 
 
 def _to_local(value: Any) -> datetime:

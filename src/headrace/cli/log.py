@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.options import (
-    Command,
     Group,
     Progress,
     aligned,
@@ -39,7 +38,7 @@ def log() -> None:
     """Check a log, see what is in it, make a backup and restore it."""
 
 
-@log.command(cls=Command, example="headrace log check --log ./data")
+@log.command(example="headrace log check --log ./data")
 @log_option
 @json_option
 @click.pass_context
@@ -78,7 +77,7 @@ def check(ctx: click.Context, path: str, as_json: bool) -> None:
         ctx.exit(1)
 
 
-@log.command(cls=Command, example="headrace log seal --log ./data")
+@log.command(example="headrace log seal --log ./data")
 @log_option
 @json_option
 def seal(path: str, as_json: bool) -> None:
@@ -89,7 +88,7 @@ def seal(path: str, as_json: bool) -> None:
     _turn(path, as_json, compact=False)
 
 
-@log.command(cls=Command, example="headrace log compact --log ./data")
+@log.command(example="headrace log compact --log ./data")
 @log_option
 @json_option
 def compact(path: str, as_json: bool) -> None:
@@ -114,7 +113,7 @@ def _turn(path: str, as_json: bool, *, compact: bool) -> None:
         click.echo("nothing to do")
 
 
-@log.command(cls=Command, example="headrace log keep --log ./data")
+@log.command(example="headrace log keep --log ./data")
 @log_option
 def keep(path: str) -> None:
     """Be the keeper of a log until Ctrl-C: seal, let go, compact and delete in the background."""
@@ -171,7 +170,7 @@ def _reported(report: Report, path: str, seconds: float) -> Iterator[str]:
     yield "     ('headrace explain HR-LOG-006' says more)"
 
 
-@log.command(cls=Command, example="headrace log stats --json | jq .position")
+@log.command(example="headrace log stats --json | jq .position")
 @log_option
 @json_option
 def stats(path: str, as_json: bool) -> None:
@@ -191,7 +190,7 @@ def stats(path: str, as_json: bool) -> None:
     click.echo(aligned(list(_said(facts)), indent="  "))
 
 
-@log.command(cls=Command, example="headrace log backup ../backup-of-data")
+@log.command(example="headrace log backup ../backup-of-data")
 @click.argument("to")
 @log_option
 @json_option
@@ -217,7 +216,7 @@ def backup(to: str, path: str, as_json: bool) -> None:
         talk(f"{what} not in it: a restored log reads them in {address}")
 
 
-@log.command(cls=Command, example="headrace log restore ../backup-of-data ./restored")
+@log.command(example="headrace log restore ../backup-of-data ./restored")
 @click.argument("source", metavar="FROM")
 @click.argument("to")
 @click.option(

@@ -92,7 +92,7 @@ def _fail(error: HeadraceError) -> NoReturn:
 class Group(click.Group):
     """A group that says which command may have been meant."""
 
-    command_class = Command
+    command_class: type[click.Command] = Command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -106,6 +106,17 @@ class Group(click.Group):
                 fix=nearest(args[0], names) or f"see '{ctx.command_path} --help'",
             )
         return super().resolve_command(ctx, args)
+
+
+def several(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
+    """Add several options, which `--help` shows in this order."""
+
+    def add(command: Decorated) -> Decorated:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def log_option(command: Decorated) -> Decorated:

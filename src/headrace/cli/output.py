@@ -18,7 +18,7 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -71,14 +71,20 @@ def _header(value: bytes | None) -> object:
 # --- writers --------------------------------------------------------------------------------------
 
 
-class RowWriter(Protocol):
+class RowWriter:
     """Writes record batches to a stream."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        """Write to a stream of bytes."""
+        self._stream = stream
 
     def write(self, data: pa.RecordBatch, position: int) -> None:
         """Write the rows, which were read through `position`."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Write what belongs at the end."""
+        self._stream.flush()
 
 
 def row_writer(form: str, topic: Topic | None, schema: pa.Schema, stream: IO[bytes]) -> RowWriter:
@@ -112,21 +118,18 @@ def json_columns(data: pa.RecordBatch) -> list[list[Any]]:
     ]
 
 
-class NdjsonWriter:
+class NdjsonWriter(RowWriter):
     """One JSON object a line."""
 
     def __init__(self, stream: IO[bytes], *, raw_json: bool = False) -> None:
         """Write to a stream of bytes; `raw_json`: the values of `value` are JSON already."""
+        super().__init__(stream)
         self._raw_json = raw_json
-        self._stream = stream
 
     def write(self, data: pa.RecordBatch, position: int) -> None:
         """Write the rows."""
         self._stream.write("".join(self._lines(data)).encode())
         self._stream.flush()
-
-    def close(self) -> None:
-        """Nothing is left to write."""
 
     def _lines(self, data: pa.RecordBatch) -> Iterator[str]:
         names = data.schema.names
@@ -161,14 +164,14 @@ def _without_empty_headers(
     return encoded
 
 
-class _OneSchema:
+class _OneSchema(RowWriter):
     """What can hold rows of one schema only; those of another end it with an error."""
 
     what = ""
 
     def __init__(self, schema: pa.Schema, stream: IO[bytes]) -> None:
+        super().__init__(stream)
         self._schema = schema
-        self._stream = stream
         self._position = 0
 
     def write(self, data: pa.RecordBatch, position: int) -> None:
@@ -258,10 +261,6 @@ class CsvWriter(_OneSchema):
         self._stream.write("".join(lines).encode())
         self._stream.flush()
 
-    def close(self) -> None:
-        """Write what is left."""
-        self._stream.flush()
-
 
 def _field(value: object) -> str:
     """A value of JSON as a field of CSV."""
@@ -274,12 +273,12 @@ def _field(value: object) -> str:
     return f'"{value.replace(_QUOTE, _QUOTE * 2)}"' if _SPECIAL.search(value) else value
 
 
-class TableWriter:
+class TableWriter(RowWriter):
     """Columns for the eye; their widths are those of the first batch, longer cells are cut."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         """Write to a stream of bytes."""
-        self._stream = stream
+        super().__init__(stream)
         self._names: list[str] = []
         self._widths: list[int] = []
 
@@ -305,9 +304,6 @@ class TableWriter:
         self._stream.write("".join(line + "\n" for line in lines).encode())
         self._stream.flush()
 
-    def close(self) -> None:
-        """Nothing is left to write."""
-
     def _line(self, row: Sequence[str], right: list[bool]) -> str:
         cells = []
         for cell, width, flush in zip(row, self._widths, right, strict=True):
@@ -327,7 +323,7 @@ def _cell(value: object) -> str:
     return text if text.isprintable() else _dumps(text)
 
 
-class LinesWriter:
+class LinesWriter(RowWriter):
     """The bare values of an opaque topic, one a line."""
 
     def __init__(self, topic: Topic, stream: IO[bytes]) -> None:
@@ -337,7 +333,7 @@ class LinesWriter:
                 f"topic '{topic.name}' has columns: its rows are not single lines",
                 fix="use --format ndjson",
             )
-        self._stream = stream
+        super().__init__(stream)
 
     def write(self, data: pa.RecordBatch, position: int) -> None:
         """Write the values; one that is not a line is an error, not changed."""
@@ -350,6 +346,3 @@ class LinesWriter:
                 )
             self._stream.write(line + b"\n")
         self._stream.flush()
-
-    def close(self) -> None:
-        """Nothing is left to write."""

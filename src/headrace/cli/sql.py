@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -18,6 +17,7 @@ from headrace.cli.options import (
     stdout,
     talk,
 )
+from headrace.cli.verify import log_path
 
 if TYPE_CHECKING:
     from headrace.queries.query import Query
@@ -53,9 +53,7 @@ if TYPE_CHECKING:
 @format_options(default="table on a terminal, ndjson elsewhere")
 @log_option
 @json_option
-@click.pass_context
 def sql(
-    ctx: click.Context,
     query: str,
     at: str | None,
     timeout: float,
@@ -74,7 +72,7 @@ def sql(
     default = "table" if output is None and stdout().isatty() else "ndjson"
     form = chosen(form, output, as_json=as_json, default=default)
     text = stdin().read().decode(errors="replace") if query == "-" else query
-    with open_log(_log_path(ctx, path)) as log:
+    with open_log(log_path(".", path)) as log:
         from headrace.queries.query import Query
 
         with (
@@ -97,16 +95,6 @@ def sql(
                 writer.write(pa.RecordBatch.from_pylist([], answer.schema), answer.position)
             writer.close()
             talk(f"{rows:,} {'row' if rows == 1 else 'rows'} at position {answer.position}")
-
-
-def _log_path(ctx: click.Context, path: str) -> str:
-    """The log of the project in this folder, unless somebody says which."""
-    from headrace.runtime.project import FILE, find_project
-
-    source = ctx.get_parameter_source("path")
-    if source is click.core.ParameterSource.DEFAULT and os.path.isfile(FILE):
-        return str(find_project().log)
-    return path
 
 
 def _write_json(answer: Query, stream: IO[bytes]) -> None:

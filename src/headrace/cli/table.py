@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from headrace.cli.formats import chosen, destination, format_options
 from headrace.cli.options import (
-    Command,
     Group,
     json_option,
     listed,
     log_option,
     open_log,
+    several,
     talk,
 )
 from headrace.errors import BadUsage
@@ -26,45 +26,39 @@ if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
     from headrace.model.topic import Topic
 
-Decorated = TypeVar("Decorated", bound=Any)
-
 
 @click.group(cls=Group)
 def table() -> None:
     """Read a topic by key, as it is or was at a position."""
 
 
-def reading_options(command: Decorated) -> Decorated:
-    """Add the options of both commands."""
-    options = (
-        click.option(
-            "--at",
-            metavar="POSITION",
-            type=int,
-            help="As it was at this position, waiting until it is there; by default as it is now.",
-        ),
-        click.option(
-            "--after",
-            metavar="TOKEN",
-            help="Wait until the log has this: a position, or lsn:X/Y of a captured database.",
-        ),
-        click.option(
-            "--timeout",
-            metavar="SECONDS",
-            type=click.FloatRange(0),
-            help="With --at: how long to wait, by default for ever; with --after, by default 5 s.",
-        ),
-        click.option("--columns", metavar="A,B", help="Only these columns; by default all."),
-        format_options(),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return json_option(log_option(command))
-
-
-@table.command(
-    cls=Command, short_help="Print the rows of some keys.", example="headrace table get orders 7 8"
+reading_options = several(
+    json_option,
+    log_option,
+    click.option(
+        "--at",
+        metavar="POSITION",
+        type=int,
+        help="As it was at this position, waiting until it is there; by default as it is now.",
+    ),
+    click.option(
+        "--after",
+        metavar="TOKEN",
+        help="Wait until the log has this: a position, or lsn:X/Y of a captured database.",
+    ),
+    click.option(
+        "--timeout",
+        metavar="SECONDS",
+        type=click.FloatRange(0),
+        help="With --at: how long to wait, by default for ever; with --after, by default 5 s.",
+    ),
+    click.option("--columns", metavar="A,B", help="Only these columns; by default all."),
+    format_options(),
 )
+"""The options of both commands."""
+
+
+@table.command(short_help="Print the rows of some keys.", example="headrace table get orders 7 8")
 @click.argument("name")
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @reading_options
@@ -103,7 +97,6 @@ def get(
 
 
 @table.command(
-    cls=Command,
     short_help="Print all rows in the order of their keys.",
     example="headrace table scan orders --at 120 --format table",
 )

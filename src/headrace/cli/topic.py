@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.options import (
-    Command,
     Group,
     aligned,
     counted,
@@ -50,7 +49,6 @@ topic.add_command(delete)
 
 
 @topic.command(
-    cls=Command,
     short_help="Create a topic.",
     example='headrace topic create clicks "user bigint, url string, at timestamp" --key user',
 )
@@ -115,9 +113,7 @@ def create(
     talk(f"topic '{name}' created: {about}, {counted(made.partitions, 'partition')}")
 
 
-@topic.command(
-    cls=Command, short_help="List the topics.", example="headrace topic ls --json | jq '.[].name'"
-)
+@topic.command(short_help="List the topics.", example="headrace topic ls --json | jq '.[].name'")
 @log_option
 @json_option
 def ls(path: str, as_json: bool) -> None:
@@ -146,7 +142,6 @@ def ls(path: str, as_json: bool) -> None:
 
 
 @topic.command(
-    cls=Command,
     short_help="Show columns, key, partitions and versions.",
     example="headrace topic show clicks",
 )
@@ -165,7 +160,6 @@ def show(name: str, path: str, as_json: bool) -> None:
 
 
 @topic.command(
-    cls=Command,
     short_help="Change the schema: add, widen, retire ...",
     example='headrace topic alter clicks --add "country string"',
 )

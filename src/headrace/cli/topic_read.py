@@ -10,12 +10,12 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 import click
 
 from headrace.cli.formats import chosen, destination, format_options
-from headrace.cli.options import Command, json_option, listed, log_option, open_log, talk
+from headrace.cli.options import Command, json_option, listed, log_option, open_log, several, talk
 from headrace.errors import BadPosition, BadUsage, LogClosed, WaitTimeout
 
 if TYPE_CHECKING:
@@ -26,31 +26,24 @@ if TYPE_CHECKING:
     from headrace.model.records import Batch
     from headrace.model.topic import Topic
 
-Decorated = TypeVar("Decorated", bound=Any)
 Part: TypeAlias = "tuple[pa.RecordBatch, int]"
 """Rows to print, and the position through which they read."""
 
 
-def output_options(command: Decorated) -> Decorated:
-    """Add the options that say what is printed, and how."""
-    options = (
-        click.option(
-            "--columns", metavar="A,B", help="Only these columns; by default all. Retired ones too."
-        ),
-        click.option(
-            "--partition", metavar="N", type=int, help="Only this partition; by default all."
-        ),
-        format_options(lines=True),
-        click.option(
-            "--with-position",
-            "places",
-            is_flag=True,
-            help="Add _position, _partition, _offset, _sent_time, _received_time and _headers.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+output_options = several(
+    click.option(
+        "--columns", metavar="A,B", help="Only these columns; by default all. Retired ones too."
+    ),
+    click.option("--partition", metavar="N", type=int, help="Only this partition; by default all."),
+    format_options(lines=True),
+    click.option(
+        "--with-position",
+        "places",
+        is_flag=True,
+        help="Add _position, _partition, _offset, _sent_time, _received_time and _headers.",
+    ),
+)
+"""The options that say what is printed, and how."""
 
 
 @click.command(

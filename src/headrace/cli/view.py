@@ -9,7 +9,6 @@ import click
 
 from headrace.cli.formats import chosen, destination, format_options
 from headrace.cli.options import (
-    Command,
     Group,
     aligned,
     counted,
@@ -69,7 +68,7 @@ def one_of(log: EmbeddedLog, name: str) -> dict[str, Any]:
     )
 
 
-@view.command(cls=Command, short_help="List the views.", example="headrace view ls")
+@view.command(short_help="List the views.", example="headrace view ls")
 @log_option
 @json_option
 def ls(path: str, as_json: bool) -> None:
@@ -97,7 +96,7 @@ def ls(path: str, as_json: bool) -> None:
     click.echo(aligned([head, *rows], right=(2, 3, 4)))
 
 
-@view.command(cls=Command, short_help="Show one view.", example="headrace view show shop.revenue")
+@view.command(short_help="Show one view.", example="headrace view show shop.revenue")
 @click.argument("name")
 @log_option
 @json_option
@@ -115,9 +114,7 @@ def show(name: str, path: str, as_json: bool) -> None:
         click.echo(f"  {column} {kind}")
 
 
-@view.command(
-    cls=Command, short_help="Read the rows of a view.", example="headrace view read shop.revenue"
-)
+@view.command(short_help="Read the rows of a view.", example="headrace view read shop.revenue")
 @click.argument("name")
 @click.option("--at", metavar="POSITION", type=int, help="As visible at this position of the log.")
 @click.option("--after", metavar="TOKEN", help="Wait until it has this: a position, or lsn:X/Y.")
@@ -163,7 +160,6 @@ def read(
 
 
 @view.command(
-    cls=Command,
     short_help="Explain what keeps a view right.",
     example="headrace view explain shop.py revenue",
 )
