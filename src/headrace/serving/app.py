@@ -30,7 +30,7 @@ from headrace.serving.guard import Guard
 from headrace.serving.live import Live, Status
 from headrace.serving.news import News
 from headrace.serving.site import LIMIT_MAX, Site
-from headrace.serving.ways import Parameter, Way, openapi
+from headrace.serving.ways import Handler, Parameter, Way, openapi
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
@@ -64,13 +64,18 @@ class Here:
 # --- handlers -------------------------------------------------------------------------------------
 
 
-def _answer(data: Any, status: int = 200) -> Response:
-    return JSONResponse(data, status)
+def asked(look: Callable[[Site, dict[str, Any]], Any], status: int = 200) -> Handler:
+    """A handler that asks the site something; with the parameters, in a thread."""
+
+    async def handler(here: Here) -> Response:
+        return JSONResponse(await asyncio.to_thread(look, here.site, here.given), status)
+
+    return handler
 
 
 async def get_status(here: Here) -> Response:
     """The status."""
-    return _answer(await here.live.status())
+    return JSONResponse(await here.live.status())
 
 
 async def get_events(here: Here) -> Response:
@@ -78,36 +83,9 @@ async def get_events(here: Here) -> Response:
     return _stream(here, here.live.stream())
 
 
-async def get_topics(here: Here) -> Response:
-    """All topics."""
-    return _answer({"topics": await asyncio.to_thread(here.site.topics)})
-
-
-async def get_topic(here: Here) -> Response:
-    """One topic."""
-    return _answer(await asyncio.to_thread(here.site.topic, here.given["topic"]))
-
-
-async def get_topic_rows(here: Here) -> Response:
-    """Rows of a topic by position."""
-    given = here.given
-    read = partial(here.site.topic_rows, given["topic"], given["after"], given["through"])
-    return _answer(await asyncio.to_thread(read, given["page"], given["limit"] or 100))
-
-
 async def get_table_rows(here: Here) -> Response:
     """Rows of a table, by key or all."""
     return await _rows(here, here.given["topic"], view=False)
-
-
-async def get_views(here: Here) -> Response:
-    """All views."""
-    return _answer({"views": await asyncio.to_thread(here.site.views)})
-
-
-async def get_view(here: Here) -> Response:
-    """One view."""
-    return _answer(await asyncio.to_thread(here.site.view, here.given["view"]))
 
 
 async def get_view_rows(here: Here) -> Response:
@@ -119,22 +97,24 @@ async def get_view_rows(here: Here) -> Response:
 async def _rows(here: Here, name: str, *, view: bool) -> Response:
     given, site, limit = here.given, here.site, here.given["limit"] or 100
     if given["page"] is not None:
-        return _answer(await asyncio.to_thread(site.rows, name, 0, given["page"], limit))
+        return JSONResponse(await asyncio.to_thread(site.rows, name, 0, given["page"], limit))
     await asyncio.to_thread(site.topic, name)
     timeout = 5.0 if given["timeout"] is None else given["timeout"]
     at = await here.news.until(
         lambda: site.at(name, given["at"], given["after"], view=view), timeout
     )
     if given.get("key"):
-        return _answer(await asyncio.to_thread(site.get, name, given["key"], at))
-    return _answer(await asyncio.to_thread(site.rows, name, at, None, limit))
+        return JSONResponse(await asyncio.to_thread(site.get, name, given["key"], at))
+    return JSONResponse(await asyncio.to_thread(site.rows, name, at, None, limit))
 
 
 async def get_wait(here: Here) -> Response:
     """Wait until a target, or a topic, has a token; without one, all that is in the log now."""
     name, after, timeout = (here.given[one] for one in ("of", "after", "timeout"))
     look = partial(here.site.shows, name, here.site.log.position if after is None else after)
-    return _answer(await here.news.until(look, 5.0 if timeout is None else timeout, LOOK_SECONDS))
+    return JSONResponse(
+        await here.news.until(look, 5.0 if timeout is None else timeout, LOOK_SECONDS)
+    )
 
 
 async def get_feed(here: Here) -> Response:
@@ -154,27 +134,7 @@ def _stream(here: Here, events: AsyncIterator[bytes]) -> Response:
 async def get_parts(here: Here) -> Response:
     """The parts."""
     status = await here.live.status()
-    return _answer({"supervisor": status.get("supervisor"), "parts": status.get("parts", [])})
-
-
-async def post_kill(here: Here) -> Response:
-    """Kill a part."""
-    return _answer(await asyncio.to_thread(here.site.ask, "kill", here.given["part"]))
-
-
-async def post_restart(here: Here) -> Response:
-    """Restart a part."""
-    return _answer(await asyncio.to_thread(here.site.ask, "restart", here.given["part"]))
-
-
-async def get_verify(here: Here) -> Response:
-    """Last verifications."""
-    return _answer(await asyncio.to_thread(here.site.verified))
-
-
-async def post_verify(here: Here) -> Response:
-    """Start a verification."""
-    return _answer(await asyncio.to_thread(here.site.start_verify, here.given["name"]), 202)
+    return JSONResponse({"supervisor": status.get("supervisor"), "parts": status.get("parts", [])})
 
 
 async def get_error(here: Here) -> Response:
@@ -182,12 +142,14 @@ async def get_error(here: Here) -> Response:
     found = errors.catalogue().get(here.given["code"].upper())
     if found is None:
         raise errors.UnknownPath(f"there is no error '{here.given['code'][:40]}'", place="/errors")
-    return _answer({"code": found.code, "title": found.title, "why": found.why, "fix": found.fix})
+    return JSONResponse(
+        {"code": found.code, "title": found.title, "why": found.why, "fix": found.fix}
+    )
 
 
 async def get_openapi(_here: Here) -> Response:
     """This list."""
-    return _answer(openapi(WAYS))
+    return JSONResponse(openapi(WAYS))
 
 
 async def get_page(here: Here) -> Response:
@@ -236,11 +198,19 @@ _READING = (
 WAYS = (
     Way("GET", "/v1/status", "How everything is.", get_status),
     Way("GET", "/v1/events", "How everything is, pushed each second.", get_events, media=SSE),
-    Way("GET", "/v1/topics", "All topics.", get_topics),
-    Way("GET", "/v1/topics/{topic}", "One topic: kind, key, columns, rows.", get_topic, (_TOPIC,)),
+    Way("GET", "/v1/topics", "All topics.", asked(lambda site, _: {"topics": site.topics()})),
+    Way(
+        "GET", "/v1/topics/{topic}", "One topic: kind, key, columns, rows.",
+        asked(lambda site, given: site.topic(given["topic"])), (_TOPIC,),
+    ),
     Way(
         "GET", "/v1/topics/{topic}/rows", "Rows of a topic in the order of their entries.",
-        get_topic_rows,
+        asked(
+            lambda site, given: site.topic_rows(
+                given["topic"], given["after"], given["through"], given["page"],
+                given["limit"] or 100,
+            )
+        ),
         (
             _TOPIC,
             _position("after", "Only entries after this position."),
@@ -258,8 +228,11 @@ WAYS = (
             *_READING,
         ),
     ),
-    Way("GET", "/v1/views", "All views.", get_views),
-    Way("GET", "/v1/views/{view}", "One view, with its source text.", get_view, (_VIEW,)),
+    Way("GET", "/v1/views", "All views.", asked(lambda site, _: {"views": site.views()})),
+    Way(
+        "GET", "/v1/views/{view}", "One view, with its source text.",
+        asked(lambda site, given: site.view(given["view"])), (_VIEW,),
+    ),
     Way("GET", "/v1/views/{view}/rows", "Rows of a view.", get_view_rows, (_VIEW, *_READING)),
     Way(
         "GET", "/v1/wait/{of:path}", "Wait until a target, a view or a topic has a token.",
@@ -278,11 +251,18 @@ WAYS = (
         media=SSE,
     ),
     Way("GET", "/v1/parts", "The parts of the project.", get_parts),
-    Way("POST", "/v1/parts/{part:path}/kill", "Kill a part.", post_kill, (_PART,)),
-    Way("POST", "/v1/parts/{part:path}/restart", "Restart a part.", post_restart, (_PART,)),
-    Way("GET", "/v1/verify", "The last verifications.", get_verify),
     Way(
-        "POST", "/v1/verify/{name:path}", "Start a verification.", post_verify,
+        "POST", "/v1/parts/{part:path}/kill", "Kill a part.",
+        asked(lambda site, given: site.ask("kill", given["part"])), (_PART,),
+    ),
+    Way(
+        "POST", "/v1/parts/{part:path}/restart", "Restart a part.",
+        asked(lambda site, given: site.ask("restart", given["part"])), (_PART,),
+    ),
+    Way("GET", "/v1/verify", "The last verifications.", asked(lambda site, _: site.verified())),
+    Way(
+        "POST", "/v1/verify/{name:path}", "Start a verification.",
+        asked(lambda site, given: site.start_verify(given["name"]), 202),
         (_in_path("name", "A follower (shop/main), or the topic of a captured table."),),
         status=202,
     ),
