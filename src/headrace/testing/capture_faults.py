@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from headrace.testing.jobs import say, seeds
 
 PARTS = ("case", "storm", "pgbench", "stepped", "pure", "large", "bugs")
 
@@ -61,15 +62,12 @@ def main(chosen: argparse.Namespace) -> int:
     if chosen.only == "large":
         return _large(chosen)
     started = time.monotonic()
-    deadline = started + 60 * chosen.minutes
     tally = Tally()
-    seed = chosen.seed
-    while not tally.cases or time.monotonic() < deadline:
+    for seed in seeds(chosen.seed, started + 60 * chosen.minutes):
         for part in PARTS[:-2]:
             if chosen.only in (None, part):
                 _part(part, seed, chosen, tally)
-        _say(f"seed {seed}: {_summary(tally)}, {time.monotonic() - started:.0f} s")
-        seed += 1
+        say(f"seed {seed}: {_summary(tally)}, {time.monotonic() - started:.0f} s")
     if chosen.json:
         print(json.dumps(vars(tally) | {"seconds": time.monotonic() - started}, indent=2))
     else:
@@ -125,7 +123,7 @@ def _part(part: str, seed: int, chosen: argparse.Namespace, tally: Tally) -> Non
         more = f" (and {len(wrong) - 5} more)" if len(wrong) > 5 else ""
         again = f"again: ./run faults capture --seed {seed} --minutes 0 --only {part}"
         tally.wrong.append("\n".join([*wrong[:5], f"{again}{more}"]))
-        _say(f"WRONG {tally.wrong[-1]}")
+        say(f"WRONG {tally.wrong[-1]}")
 
 
 def _summary(tally: Tally) -> str:
@@ -141,10 +139,6 @@ def _summary(tally: Tally) -> str:
     )
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _large(chosen: argparse.Namespace) -> int:
     """The whole process stays below 256 MB; files that it has mapped are the system's."""
     from headrace.testing.capture_large import OWN_MAX, bulk
@@ -154,7 +148,7 @@ def _large(chosen: argparse.Namespace) -> int:
     )
     steps = [asdict(step) for step in found.steps]
     for step in found.steps:
-        _say(
+        say(
             f"{step.name}: {step.rows} rows, {step.seconds:.0f} s, at most {step.own} MB of its own"
             f" ({step.begun} before), {step.resident} MB with mapped files"
         )
@@ -168,4 +162,4 @@ def _bugs(chosen: argparse.Namespace) -> int:
     from headrace.testing.capture_bugs import hunt
     from headrace.testing.hunt import tell
 
-    return tell(hunt(chosen.name, _say), "bugs of captures", chosen)
+    return tell(hunt(chosen.name, say), "bugs of captures", chosen)

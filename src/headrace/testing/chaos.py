@@ -19,11 +19,10 @@ import json
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -54,6 +53,7 @@ from headrace.testing.chaos_worker import (
     rows_of,
     tables_of,
 )
+from headrace.testing.jobs import say, seeds
 from headrace.testing.nursery import Nursery
 
 SETTINGS: dict[str, Any] = {
@@ -351,25 +351,14 @@ def main(chosen: Any) -> int:
     """Case after case; one JSON object in the end, 0 when nothing is wrong."""
     started = time.monotonic()
     total = Found()
-    seed = chosen.seed
-    for seed in cases(chosen.seed, started + 60 * chosen.minutes):
+    for seed in seeds(chosen.seed, started + 60 * chosen.minutes):
         found = case(str(seed), chosen.seconds)
         total.counts.update(found.counts, cases=1)
         total.skipped = found.skipped
         again = f"again: ./run faults chaos --seed {seed} --minutes 0"
         total.wrong += [f"seed {seed}: {text}" for text in found.wrong]
         total.wrong += [again] if found.wrong else []
-        say = f"seed {seed}: {dict(total.counts)}, {len(found.wrong)} wrong"
-        print(f"{say}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+        far = f"seed {seed}: {dict(total.counts)}, {len(found.wrong)} wrong"
+        say(f"{far}, {time.monotonic() - started:.0f} s")
     print(json.dumps({**total.counts, "skipped": total.skipped, "wrong": total.wrong[:40]}))
     return 1 if total.wrong else 0
-
-
-def cases(
-    first: int, deadline: float, clock: Callable[[], float] = time.monotonic
-) -> Iterator[int]:
-    """Seeds from the first on, until the time is up; one at least."""
-    yield first
-    while clock() < deadline:
-        first += 1
-        yield first

@@ -23,7 +23,7 @@ from dataclasses import asdict
 from headrace.testing import capture_faults, chaos, log_faults, slice_faults, views_faults
 from headrace.testing.crashes import Round, one_round, replay
 from headrace.testing.explore import Limits, Tally
-from headrace.testing.jobs import EVERY_PROCESSOR
+from headrace.testing.jobs import EVERY_PROCESSOR, say
 from headrace.testing.powercut import EVERY
 from headrace.testing.workloads import WORKLOADS
 
@@ -159,10 +159,7 @@ def _summary(rounds: list[Round], total: Tally, reports: list[str]) -> dict[str,
 def _bugs(chosen: argparse.Namespace) -> int:
     from headrace.testing.hunt import hunt, tell
 
-    found = hunt(
-        chosen.only or "", lambda text: print(text, file=sys.stderr, flush=True), chosen.jobs
-    )
-    return tell(found, "bugs", chosen)
+    return tell(hunt(chosen.only or "", say, chosen.jobs), "bugs", chosen)
 
 
 if __name__ == "__main__":

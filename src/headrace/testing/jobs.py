@@ -1,9 +1,14 @@
-"""Work for all processors: tasks for forked processes, answers as they come."""
+"""What long runs share: tasks for all processors, seeds until the time is up, what is said.
+
+Tasks are for forked processes, answers come as they are there.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any, TypeVar
@@ -27,6 +32,19 @@ def spread(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[R]
     with ProcessPoolExecutor(jobs, fork, initializer=_begin, initargs=(work,)) as pool:
         for answer in as_completed([pool.submit(_do, task) for task in tasks]):
             yield answer.result()
+
+
+def seeds(first: int, deadline: float) -> Iterator[int]:
+    """Seeds from the first on, until the time is up; one at least."""
+    yield first
+    while time.monotonic() < deadline:
+        first += 1
+        yield first
+
+
+def say(text: str) -> None:
+    """Talk to whoever waits."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _begin(work: Callable[[Any], Any]) -> None:

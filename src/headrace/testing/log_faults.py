@@ -24,7 +24,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from headrace.testing.image import in_memory, make_image, mounted, run, why_not
-from headrace.testing.jobs import EVERY_PROCESSOR, spread
+from headrace.testing.jobs import EVERY_PROCESSOR, say, spread
 from headrace.testing.nursery import Nursery
 from headrace.testing.promises import TAKEN, History
 from headrace.testing.real import SMALL, Rebooted, account, history_from, prepare
@@ -68,7 +68,7 @@ def main(chosen: argparse.Namespace) -> int:
     for counted, found in spread(work, rounds, chosen.jobs):
         total.update(counted)
         wrong += found
-        print(f"{dict(total)}, {len(wrong)} wrong", file=sys.stderr, flush=True)
+        say(f"{dict(total)}, {len(wrong)} wrong")
     seconds = round(time.monotonic() - started)
     told = {**total, "seed": chosen.seed, "seconds": seconds, "wrong": wrong[:20]}
     print(json.dumps(told))

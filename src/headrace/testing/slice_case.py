@@ -48,7 +48,7 @@ from headrace.runtime.project import Project, find_project
 from headrace.runtime.status import parts_of
 from headrace.testing import shop
 from headrace.testing.postgres import Server
-from headrace.testing.views_bank import children_of
+from headrace.testing.views_bank import children_of, until
 
 WRITERS, RATE = 3, 60.0
 READERS = 2
@@ -130,7 +130,7 @@ class Slice:
             if self._process.poll() is None:
                 self._process.kill()
             self._process.wait()
-        until(lambda: not marked(mark(self.folder)), "the end of all parts")
+        until(lambda: not marked(mark(self.folder)), "the end of all parts", PATIENCE)
 
     def stop(self) -> None:
         """Stop in order, as Ctrl-C does."""
@@ -232,7 +232,7 @@ class Slice:
     def wait(self, true: Callable[[], bool], what: str) -> None:
         """Wait for something, unless something is wrong before."""
         try:
-            until(lambda: true() or self._unwell(), what)
+            until(lambda: true() or self._unwell(), what, PATIENCE)
         except AssertionError as error:
             parts = [(p["name"], p["state"], p["note"]) for p in parts_of(self.project)["parts"]]
             self.found.wrong.append(f"{error}: {parts}; {self._said()}")
@@ -315,12 +315,3 @@ def case(seed: str, seconds: float, kills: tuple[str, ...] = KILLS) -> Case:
 def _connect(server: Server) -> Any:
     """A connection to a server that may just be killed."""
     return server.connect(connect_timeout="5")
-
-
-def until(true: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
-    """Wait for something."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s: {what}")
-        time.sleep(0.05)

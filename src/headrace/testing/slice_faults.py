@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections import Counter
 
+from headrace.testing.jobs import say, seeds
 from headrace.testing.slice_case import KILLS
 
 
@@ -37,10 +37,10 @@ def main(chosen: argparse.Namespace) -> int:
     counts: Counter[str] = Counter()
     kills: Counter[str] = Counter()
     wrong: list[str] = []
-    seed = chosen.seed
+    deadline = started + 60 * chosen.minutes
     kinds = tuple(chosen.kills.split(",")) if chosen.kills else KILLS
-    while not counts or time.monotonic() < started + 60 * chosen.minutes:
-        left = started + 60 * chosen.minutes - time.monotonic()
+    for seed in seeds(chosen.seed, deadline):
+        left = deadline - time.monotonic()
         found = case(str(seed), max(5.0, min(chosen.seconds, left)), kinds)
         kills.update(found.kills)
         counts.update(
@@ -50,8 +50,7 @@ def main(chosen: argparse.Namespace) -> int:
         if found.wrong:
             again = f"again: ./run faults slice --seed {seed} --minutes 0"
             wrong.append("\n".join([*found.wrong[:5], again]))
-        _say(f"seed {seed}: {_summary(counts, kills, wrong)}, {time.monotonic() - started:.0f} s")
-        seed += 1
+        say(f"seed {seed}: {_summary(counts, kills, wrong)}, {time.monotonic() - started:.0f} s")
     if chosen.json:
         print(json.dumps({**counts, "kills": kills, "wrong": wrong}, indent=2))
     else:
@@ -70,12 +69,8 @@ def _summary(counts: Counter[str], kills: Counter[str], wrong: list[str]) -> str
     )
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _bugs(chosen: argparse.Namespace) -> int:
     from headrace.testing.hunt import tell
     from headrace.testing.slice_bugs import hunt
 
-    return tell(hunt(chosen.name, _say), "bugs of the slice", chosen)
+    return tell(hunt(chosen.name, say), "bugs of the slice", chosen)

@@ -20,11 +20,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from headrace.testing.jobs import say, seeds
 
 PARTS = ("plain", "crash", "race", "sql", "bank", "bugs", "tpch")
 CASES = 10_000
@@ -160,11 +161,11 @@ def _alone(chosen: argparse.Namespace, started: float) -> Tally:
         known = len(tally.wrong)
         _round(chosen, tally, seed, spark, done)
         for text in tally.wrong[known:]:
-            _say(f"WRONG {text}")
+            say(f"WRONG {text}")
         seed += chosen.step
         if time.monotonic() - said > 10:
             said = time.monotonic()
-            _say(f"seed {seed}: {_summary(tally)}, {said - started:.0f} s")
+            say(f"seed {seed}: {_summary(tally)}, {said - started:.0f} s")
     return tally
 
 
@@ -222,10 +223,6 @@ def _session(*, quick: bool = False) -> Any:
     return session(quick=quick)
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 # --- the bank, the bugs -------------------------------------------------------------------
 
 
@@ -234,20 +231,18 @@ def _bank(chosen: argparse.Namespace) -> int:
 
     deadline = time.monotonic() + 60 * (chosen.minutes if chosen.minutes is not None else 2.0)
     days: list[Day] = []
-    seed = chosen.seed
-    while not days or time.monotonic() < deadline:
+    for seed in seeds(chosen.seed, deadline):
         chance = Random(f"days/{seed}")
         kinds = ("driver", "jvm", "worker")
         events = [*kinds, "two drivers", *chance.choices(kinds, k=4)]
         chance.shuffle(events)
-        with _folder() as folder:
+        with tempfile.TemporaryDirectory(prefix="headrace-bank-") as folder:
             days.append(day(folder, str(seed), events))
         one = days[-1]
-        _say(
+        say(
             f"seed {seed}: {one.audit.entries} transfers, {one.audit.commits} commits,"
             f" {one.reads} reads, {dict(one.kills)}: {len(one.wrong)} wrong"
         )
-        seed += 1
     wrong = [text for one in days for text in one.wrong]
     summary = {
         "days": len(days),
@@ -267,14 +262,8 @@ def _bank(chosen: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-@contextlib.contextmanager
-def _folder() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="headrace-bank-") as folder:
-        yield folder
-
-
 def _bugs(chosen: argparse.Namespace) -> int:
     from headrace.testing.hunt import tell
     from headrace.testing.views_bugs import hunt
 
-    return tell(hunt("", _say, _session), "bugs of views", chosen)
+    return tell(hunt("", say, _session), "bugs of views", chosen)
