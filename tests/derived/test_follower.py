@@ -39,9 +39,10 @@ from headrace.derived.postgres import PostgresTarget
 from headrace.derived.rows import _SEEDS, added_up, expected, kept_table
 from headrace.derived.shape import alterations
 from headrace.derived.sqlite import SQLiteTarget
-from headrace.derived.wait import followers, mark_of, wait
-from headrace.interfaces import Cut, Kept
+from headrace.derived.wait import wait
+from headrace.interfaces import Cut, Kept, Mark
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.log.writer import state_counter
 from headrace.model.hashing import Words, hash64
 from headrace.model.topic import define
 from headrace.runtime.verify import verify_kept
@@ -68,6 +69,11 @@ def checked(log: EmbeddedLog, kept: Kept) -> None:
     target = kept.target.open(kept.follower)
     assert check(log, target, kept) == ""
     target.close()
+
+
+def mark_of(kept: Kept) -> Mark:
+    with contextlib.closing(kept.target.open(kept.follower)) as target:
+        return target.mark()
 
 
 # --- pure parts -----------------------------------------------------------------------------------
@@ -853,7 +859,8 @@ def test_a_token_waits_until_it_is_there(log: EmbeddedLog, tmp_path: Path) -> No
         thread.join()
         target.close()
     assert mark_of(kept).cut == follower.state.cut
-    assert followers(log)["p/main"]["topics"]["bag"] == "p.bag"
+    (started,) = log.values(state_counter("follower/")).values()
+    assert started["topics"]["bag"] == "p.bag"
 
 
 def test_a_follower_without_views_is_through_what_is_not_its_own(

@@ -20,7 +20,7 @@ import headrace as hr
 from headrace.log.embedded.check import check
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.settings import LogSettings
-from headrace.testing.damage import Damage, contents_of, damages, spoil
+from headrace.testing.damage import Damage, damages
 from headrace.testing.decay import Aged, Unread, aged, examine
 from headrace.testing.promises import Content
 from headrace.testing.real import Rebooted
@@ -102,12 +102,20 @@ def named(error: hr.errors.HeadraceError, damage: Damage) -> bool:
 def test_a_real_folder(tmp_path: Path) -> None:
     original = real_log(tmp_path / "data")
     found: Counter[str] = Counter()
-    every = list(damages(contents_of(str(tmp_path / "data")), Random(1), each=1))
+    every_path = (tmp_path / "data").rglob("*")
+    paths = {str(p.relative_to(tmp_path / "data")): p for p in every_path if p.is_file()}
+    files = {name: paths[name].read_bytes() for name in sorted(paths)}
+    every = list(damages(files, Random(1), each=1))
     for number, damage in enumerate(Random(2).sample(every, 60)):
         copy = tmp_path / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(tmp_path / "data", copy)
-        if spoil(str(copy), damage):
+        new = damage.change(files[damage.file])
+        if new is None:
+            (copy / damage.file).unlink()
+        else:
+            (copy / damage.file).write_bytes(new)
+        if new != files[damage.file]:
             how = noticed(copy, original, damage, number + 1)
             assert how in ("open", "read", "check", "harmless"), f"{damage}: {how}"
             found[how] += 1

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from headrace import errors
-from headrace.interfaces import Cut, Kept, Mark, Target
-from headrace.log.embedded.log import EmbeddedLog
-from headrace.log.writer import state_counter
+from headrace.interfaces import Cut, Target
 
 PAUSE = (0.005, 0.2)
 """Seconds between two looks at a target: first, and at most."""
@@ -38,18 +35,3 @@ def wait(target: Target, token: int, timeout: float) -> Cut:
             )
         time.sleep(min(pause, left))
         pause = min(pause * 2, PAUSE[1])
-
-
-def mark_of(kept: Kept) -> Mark:
-    """How far the target of a follower is, asked of the target; `TargetAway` if it is away."""
-    target = kept.target.open(kept.follower)
-    try:
-        return target.mark()
-    finally:
-        target.close()
-
-
-def followers(log: EmbeddedLog) -> dict[str, dict[str, Any]]:
-    """Every follower that was started on a log: its topics, views and target."""
-    start = state_counter("follower/")
-    return {name.removeprefix(start): dict(v) for name, v in log.values(start).items()}

@@ -2,7 +2,7 @@
 
 Read from three places, none of which is asked to do anything: `run/parts.json` (what the supervisor
 and the parts say of themselves), the log (how far captures and pipelines are), and the values that
-followers keep. It takes milliseconds; databases are asked only with `ask_servers`.
+followers keep. It takes milliseconds; no database is asked.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ def _runs(pid: int, project: Project) -> bool:
         return False
 
 
-def project_status(
-    project: Project, log: EmbeddedLog | None = None, *, ask_servers: bool = False
-) -> dict[str, Any]:
+def project_status(project: Project, log: EmbeddedLog | None = None) -> dict[str, Any]:
     """Everything that is known of a project; `log`: an open handle, if the caller has one."""
     import headrace
 
@@ -78,7 +76,7 @@ def project_status(
             {"name": one.name, "kind": one.kind, "rows": sum(reading.ends(one.name)),
              "key": list(one.key)} for one in reading.topics()
         ]  # fmt: skip
-        found["captures"] = _captures(project, reading, by_name, ask_servers=ask_servers)
+        found["captures"] = _captures(project, reading, by_name)
         found["pipelines"] = _pipelines(reading, by_name.get("pipelines", {}).get("said", {}))
         found["followers"] = _followers(project, reading, by_name)
         found["verified"] = _verified(reading)
@@ -104,29 +102,21 @@ def _note_changes(project: Project, supervisor: dict[str, Any], parts: dict[str,
         parts["pipelines"]["note"] = "; ".join(filter(None, [parts["pipelines"]["note"], note]))
 
 
-def _captures(
-    project: Project, log: EmbeddedLog, parts: dict[str, Any], *, ask_servers: bool
-) -> list[dict[str, Any]]:
+def _captures(project: Project, log: EmbeddedLog, parts: dict[str, Any]) -> list[dict[str, Any]]:
     try:
         from headrace.sources.postgres import settings as asked
         from headrace.sources.postgres import status as captures
     except ImportError:
         return []
-    names = [name for name in (one.name for one in project.captures) if asked.find(log, name)]
-    if ask_servers:
-        looked = captures.statuses(log, names)
-    else:
-        looked = [
-            captures._status(log, name, asked.get(log, name), asked.saved_state(log, name), "", "")
-            for name in names
-        ]
     found = []
-    for name, one in zip(names, looked, strict=True):
-        shown = one.to_json() | {"name": name}
-        if not ask_servers:
-            part = parts.get(f"capture/{name}", {})
-            shown["state"] = "paused" if one.state == "paused" else part.get("state", "stopped")
-        found.append(shown)
+    for name in (one.name for one in project.captures):
+        settings = asked.find(log, name)
+        if settings is None:
+            continue
+        one = captures._status(log, name, settings, asked.saved_state(log, name), "", "")
+        part = parts.get(f"capture/{name}", {})
+        state = "paused" if one.state == "paused" else part.get("state", "stopped")
+        found.append(one.to_json() | {"name": name, "state": state})
     return found
 
 

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
     from headrace.pipelines.pipeline import Pipeline
 
-AGAINST = ("log", "source", "batch")
 LIMIT = 100
 """So many keys are named; all are counted."""
 HISTORY = 5

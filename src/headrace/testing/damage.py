@@ -3,7 +3,7 @@
 `damages` lists ways to spoil the files of a folder, seeded and bounded, over every one of them:
 bits flipped, blocks of 512 B and 4 KB zeroed, swapped, put in the wrong place or back from another
 version, files cut short, lengthened, emptied, deleted, or replaced by another version of
-themselves. `spoil` does one of them to a folder; a simulated disk is spoiled in memory.
+themselves. A damage is a function of the content: a simulated disk is spoiled in memory.
 
 What must follow is for the caller to say; for the log it is: an error or a finding of `check` that
 names the file, or the same rows as before.
@@ -11,7 +11,6 @@ names the file, or the same rows as before.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -32,31 +31,6 @@ class Damage:
     def __str__(self) -> str:
         """A line for a report."""
         return f"{self.file}: {self.title}"
-
-
-def contents_of(folder: str) -> dict[str, bytes]:
-    """All files below a folder, by their path relative to it."""
-    found = {}
-    for here, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(here, name)
-            with open(path, "rb") as file:
-                found[os.path.relpath(path, folder)] = file.read()
-    return dict(sorted(found.items()))
-
-
-def spoil(folder: str, damage: Damage) -> bool:
-    """Do the damage to a folder; False if it changes nothing."""
-    path = os.path.join(folder, damage.file)
-    with open(path, "rb") as file:
-        old = file.read()
-    new = damage.change(old)
-    if new is None:
-        os.unlink(path)
-    else:
-        with open(path, "wb") as file:
-            file.write(new)
-    return new != old
 
 
 def damages(

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from headrace.log.embedded.check import check
@@ -158,12 +158,3 @@ def account(folder: str, history: History, *, system: OsSystem | None = None) ->
     finally:
         log.close()
     return problems + judge(history, content, killed=system is None)
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Wait for something."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s")
-        time.sleep(0.005)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -36,7 +36,6 @@ from headrace.testing.views_case import Case, Wrong, random_case, run_case, shru
 from headrace.testing.views_history import TABLES, Row
 
 Step = Callable[..., list[Row]]
-ROUGH = "rough"
 """The name of columns whose last digits depend on the order of rows: nothing is decided by them."""
 
 
@@ -447,9 +446,3 @@ def attempt(case: Case) -> Wrong | None:
         return run_case(case)
     except Exception as error:  # noqa: BLE001 - whatever it is, the view is not there
         return Wrong(verdict_on(error))
-
-
-def counter_examples(seeds: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Each seed, and what is wrong with it."""
-    for seed in seeds:
-        yield seed, counter_example(seed)

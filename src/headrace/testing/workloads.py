@@ -425,8 +425,3 @@ WORKLOADS: dict[str, Workload] = {
         two_processes_killed,
     )
 }  # fmt: skip
-
-
-def acknowledged(run: Run) -> int:
-    """How many attempts of a run were taken."""
-    return sum(attempt.outcome == TAKEN for attempt in run.history.attempts)

@@ -74,10 +74,6 @@ class Batch:
     """The change of each view."""
     kept: dict[str, Kept]
     """The collections afterwards, by identity: those that are new or changed."""
-    steps: int = 0
-    """How many operators with state had work to do."""
-    templates: int = 0
-    """How many times Spark was asked to evaluate."""
     view: str = ""
     """The view that is being computed (the first, if several share an operator)."""
     aside: list[dict[str, Any]] = field(default_factory=list)
@@ -236,7 +232,6 @@ class Engine:
         if not any(one.num_rows for one in below) and (isinstance(node, Stateless) or not new):
             return nothing(node.columns)
         if isinstance(node, Stateless):
-            batch.templates += 1
             return self._evaluate(batch, node, below)
         operator = STEPS[type(node)]
         kept = self.kept.get(identity) or {
@@ -263,7 +258,6 @@ class Engine:
             name: add(collection, done.state[name], attempt) if name in done.state else collection
             for name, collection in kept.items()
         }
-        batch.steps += 1
         return done.output
 
     def take_over(self, other: Engine) -> dict[str, Node]:
