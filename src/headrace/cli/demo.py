@@ -106,8 +106,9 @@ def _shown(folder: Path, seconds: float | None, port: int, screen: Screen) -> di
     """Make everything, run it until it is over, and say how it was."""
     from headrace.runtime.project import find_project
     from headrace.runtime.supervisor import Supervisor
-    from headrace.testing.postgres import Server, _free_port
+    from headrace.testing.postgres import Server
     from headrace.testing.shop import make_shop, write_project
+    from headrace.testing.watched import free_ports
 
     screen.line("Headrace demo: a shop and a bank in PostgreSQL, three views of them", bold=True)
     with Server() as server:
@@ -119,7 +120,7 @@ def _shown(folder: Path, seconds: float | None, port: int, screen: Screen) -> di
         with server.connect("shop") as connection:
             make_shop(connection)
         # A page that is killed must come back at its address.
-        write_project(folder, source, target, port=port or _free_port())
+        write_project(folder, source, target, port=port or free_ports(1)[0])
         for name in ("HEADRACE_LOG", "HEADRACE_PORT", "HEADRACE_CAPTURE_SHOP_DSN"):
             os.environ.pop(name, None)  # they are about another project
         project = find_project(folder)

@@ -11,8 +11,7 @@ a temporary folder. It counts as started when a record has been produced and ack
 a port is open. `stock` gives it the flags of its own start script (1 GB of heap, G1); without, it
 has a small heap and starts in half the time.
 
-*Nothing may be left behind.* As in `testing/postgres.py`: the broker has a session of its own, and
-a shell that reads from a pipe ends it and removes its folder should this process be killed.
+*Nothing may be left behind*: see `watched`.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from typing import Any
 
 from headrace.errors import NoJava
 from headrace.pipelines.spark import cache_folder, find_java
+from headrace.testing.watched import Watched, free_ports
 
 JARS = Path(__file__).with_name("kafka.sha256")
 SECONDS_TO_FETCH = 300
@@ -84,7 +84,7 @@ READY = "headrace-ready"
 _WATCH = """
 read line && exit
 kill -KILL "$1"
-[ -z "$2" ] || rm -rf "$2"
+rm -rf "$2"
 """
 
 
@@ -180,8 +180,8 @@ def say(text: str) -> None:
 # -- the broker ----------
 
 
-class Broker:
-    """One broker in one folder; without a folder it gets its own, removed on leaving.
+class Broker(Watched):
+    """One broker in a folder of its own, which is removed on leaving.
 
     As a context manager it is started on entering and ended on leaving. The port stays the same
     when it is killed and started again. Its settings are Kafka's own names.
@@ -189,7 +189,6 @@ class Broker:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str] | None = None,
         *,
         stock: bool = False,
         settings: Mapping[str, str] | None = None,
@@ -197,16 +196,13 @@ class Broker:
         """Find what is needed (raises `Unavailable`); `start` formats the folder and starts."""
         if importlib.util.find_spec("confluent_kafka") is None:
             raise Unavailable("no client for Kafka: pip install confluent-kafka")
+        super().__init__()
         self._jars, self._java = jars(), java()
         self.flags = STOCK if stock else SMALL
         self.settings = SETTINGS | ({} if stock else SMALL_SETTINGS) | dict(settings or {})
-        self._own_folder = folder is None
-        self.folder = Path(folder or tempfile.mkdtemp(prefix="headrace-kafka-")).absolute()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(prefix="headrace-kafka-")).absolute()
         self.data = self.folder / "data"
         self.ports: tuple[int, int] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watcher: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Broker:
         try:
@@ -231,11 +227,6 @@ class Broker:
         assert self._process, "the broker does not run"
         return self._process.pid
 
-    @property
-    def running(self) -> bool:
-        """Whether its process is alive."""
-        return self._process is not None and self._process.poll() is None
-
     def client(self, **settings: Any) -> dict[str, Any]:
         """Settings for a client of confluent-kafka, `_` for `.`; quiet, and quick to come back."""
         base: dict[str, Any] = {"bootstrap.servers": self.address, "log_level": 0}
@@ -247,7 +238,8 @@ class Broker:
         assert not self.running, "the broker runs already"
         fixed = self.ports
         for _ in range(5):
-            self.ports = fixed or _free_ports()
+            clients, controllers = free_ports(2)
+            self.ports = fixed or (clients, controllers)
             self._configure()
             self._launch()
             if self._answers():
@@ -345,15 +337,7 @@ class Broker:
                 stderr=log,
                 start_new_session=True,
             )
-        own = str(self.folder) if self._own_folder else ""
-        self._watcher = subprocess.Popen(
-            ["sh", "-c", _WATCH, "watcher", str(self._process.pid), own],
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._watch(_WATCH, str(self.folder))
 
     def _answers(self) -> bool:
         """Wait until a record is acknowledged, or until the broker has ended."""
@@ -383,31 +367,9 @@ class Broker:
             time.sleep(0.02)
         return any(acknowledged)
 
-    def _reap(self) -> None:
-        """Wait for the processes we started; the watcher is told that all is well."""
-        if self._process is not None:
-            if self.running:
-                self._process.kill()
-            self._process.wait()
-            self._process = None
-        if self._watcher is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._watcher.communicate(b"done\n")
-            self._watcher = None
-
     def _leave(self) -> None:
-        if self._own_folder:
-            self.kill()
-            shutil.rmtree(self.folder, ignore_errors=True)
-        else:
-            self.stop()
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def main() -> int:

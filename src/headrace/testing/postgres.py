@@ -5,14 +5,9 @@ root it makes a system user, so we start the server ourselves. Postgres refuses 
 then `nobody` runs it, in a folder of that user, with a copy of the binaries when it may not reach
 them where they are.
 
-*Nothing may be left behind.* The server runs in a session of its own, so that Ctrl-C at the test
-run does not reach it before the test is done with it. Should this process be killed, a watcher,
-which is a shell that reads from a pipe whose other end we hold, gets to the end of the pipe, ends
-the server and removes its folder. (The parent-death signal of Linux is tied to the thread that
-started the child, and setting it needs Python code between fork and exec, which is not safe beside
-other threads.)
-Shared memory is kept in files below the folder, except for one small segment of System V that
-Postgres insists on: it is removed by the server itself, and by us after a kill.
+*Nothing may be left behind*: see `watched`. Shared memory is kept in files below the folder, except
+for one small segment of System V that Postgres insists on: it is removed by the server itself, and
+by us after a kill.
 
 *Settings* are written to `postgresql.conf`, not given on the command line, so that
 `alter system` has its usual effect.
@@ -30,17 +25,17 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import psycopg
 from psycopg import sql
+
+from headrace.testing.watched import Watched, free_ports
 
 SETTINGS = {
     "wal_level": "logical",
@@ -61,7 +56,7 @@ for try in 1 2 3 4 5 6 7 8 9 10; do [ -e "$2/data/postmaster.pid" ] && sleep 0.3
 """
 
 
-class Server:
+class Server(Watched):
     """One server in one folder; without a folder it gets its own, removed on leaving.
 
     As a context manager it is started on entering and ended on leaving. The port stays the same
@@ -76,14 +71,13 @@ class Server:
         **settings: str,
     ) -> None:
         """`binaries`: a folder with those of another server, such as `debian()` gives."""
+        super().__init__()
         self.settings = SETTINGS | settings
         self._own_folder = folder is None
         self.folder = Path(folder or tempfile.mkdtemp(prefix="headrace-postgres-")).absolute()
         self.data = self.folder / "data"
         self.port = 0
         self._user = _server_user()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watcher: subprocess.Popen[bytes] | None = None
         try:
             self._make_reachable()
             self.bin = binaries or self._usable_binaries()
@@ -101,12 +95,7 @@ class Server:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop("immediate")
         self._remove_folder()
 
@@ -120,11 +109,6 @@ class Server:
     ) -> psycopg.Connection[Any]:
         """A new connection; `more` are words of the connection string, such as `user`."""
         return psycopg.connect(self.dsn(database, **more), autocommit=autocommit)
-
-    @property
-    def running(self) -> bool:
-        """Whether the server's first process is alive."""
-        return self._process is not None and self._process.poll() is None
 
     def start(self, **settings: str) -> None:
         """Start the server and wait until it answers; the settings are added to those it has."""
@@ -279,18 +263,7 @@ class Server:
                 start_new_session=True,
                 **self._user,
             )
-        self._watcher = subprocess.Popen(
-            [
-                *("sh", "-c", _WATCH, "watcher", str(self._process.pid)),
-                *(str(self.folder), "own" if self._own_folder else ""),
-            ],
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            **self._user,
-        )
+        self._watch(_WATCH, str(self.folder), "own" if self._own_folder else "", **self._user)
 
     def _answers(self) -> bool:
         """Wait until it is our server that answers at the port, or until it has ended."""
@@ -305,18 +278,6 @@ class Server:
                 pass
             time.sleep(0.02)
         return False
-
-    def _reap(self) -> None:
-        """Wait for the processes we started; the watcher is told that all is well."""
-        if self._process is not None:
-            if self.running:
-                self._process.kill()
-            self._process.wait()
-            self._process = None
-        if self._watcher is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._watcher.communicate(b"done\n")
-            self._watcher = None
 
     def _remove_segment(self) -> None:
         """Remove the segment of shared memory that a killed server names in postmaster.pid."""
@@ -366,10 +327,7 @@ def _environment() -> dict[str, str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports(1)[0]
 
 
 def _children(parent: int) -> list[int]:
