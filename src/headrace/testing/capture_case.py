@@ -446,6 +446,16 @@ def all_live(log: EmbeddedLog, tables: Sequence[str], lsn: int) -> bool:
     )
 
 
+def ask_snapshot(log: EmbeddedLog, table: str) -> None:
+    """Ask for a snapshot, by way of the log, as the command does."""
+    name = settings_name(NAME)
+    value = dict(log.value(name) or {})
+    asked = dict(value.get("snapshots", {}))
+    asked[table] = asked.get(table, 0) + 1
+    with log.transaction() as entry:
+        entry.put(name, value | {"snapshots": asked})
+
+
 def stopped(log: EmbeddedLog) -> list[str]:
     """Tables that were stopped, and why."""
     state = State.load(log, NAME)
@@ -650,12 +660,6 @@ class Stepped:
             part_bytes=self.chance.choice([2000, 50_000, 4 << 20]),
         )  # fmt: skip
 
-    def ask(self, table: str, times: int) -> None:
-        """Ask for a snapshot, by way of the log."""
-        asked = {"snapshots": {f"public.{table}": times}}
-        with self.log.transaction() as entry:
-            entry.put(settings_name(NAME), asked)
-
 
 def stepped(
     server: Server,
@@ -715,7 +719,7 @@ def _rounds(case: Stepped, rounds: int, pauses: int) -> tuple[list[str], Audit]:
         for writer in case.writers:
             writer.alters = case.alters and not quiet
         if not quiet:
-            case.ask(case.chance.choice(case.tables), number)
+            ask_snapshot(case.log, f"public.{case.chance.choice(case.tables)}")
         case.write(case.chance.choice([5, 30, 80]))
         case.run(pauses)
         case.finish()

@@ -24,11 +24,9 @@ from pathlib import Path
 from random import Random
 
 import headrace as hr
-from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
-from headrace.sources.postgres.capture import Capture
-from headrace.testing.capture_case import NAME, SETTINGS, Audit, all_live, differences, stopped
-from headrace.testing.capture_process import Case, Child, cut, ended
+from headrace.testing.capture_case import NAME, SETTINGS, Audit, all_live
+from headrace.testing.capture_process import Case, Child, caught_up, crash, cut, ended
 from headrace.testing.postgres import Server, fresh_database
 
 Sums = Counter[str]
@@ -198,14 +196,8 @@ def _case(
         found.wrong += [said for said in (child.kill(), load.failed) if said]
     if found.wrong:
         return found
-    try:
-        Capture(log, NAME, server.dsn(database)).run("caught up")
-    except errors.HeadraceError as error:
-        found.wrong.append(f"stopped: {type(error).__name__}: {error.fact}")
+    if not caught_up(server, database, log, [*BALANCES], found):
         return found
-    found.wrong += stopped(log)
-    with server.connect(database) as connection:
-        found.wrong += differences(log, connection, [*BALANCES])
     found.audit = audit(log, begin)
     found.wrong += found.audit.wrong
     return found
@@ -224,11 +216,8 @@ def _break(
         child.start()
     elif kind == "cut":
         cut(server, database)
-    elif chance.random() < 0.5:
-        server.kill()
-        server.start()
     else:
-        server.restart("immediate")
+        crash(server, chance)
 
 
 def audit(log: EmbeddedLog, begin: int) -> Audit:

@@ -30,13 +30,14 @@ from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.sources.postgres import catalog
 from headrace.sources.postgres.capture import Capture
-from headrace.sources.postgres.state import State, settings_name
+from headrace.sources.postgres.state import State
 from headrace.testing.capture_case import (
     NAME,
     SETTINGS,
     Audit,
     Writer,
     all_live,
+    ask_snapshot,
     audit,
     differences,
     make_table,
@@ -198,19 +199,28 @@ def _case(
     found.wrong += writers.failed
     if found.wrong:
         return found
-    try:
-        Capture(log, NAME, server.dsn(database)).run("caught up")
-    except errors.HeadraceError as error:
-        found.wrong.append(f"stopped: {type(error).__name__}: {error.fact}")
+    if not caught_up(server, database, log, [*tables, "history"], found):
         return found
-    found.wrong += stopped(log)
-    with server.connect(database) as connection:
-        found.wrong += differences(log, connection, [*tables, "history"])
     found.audit = audit(log, [(begin, log.position)])
     found.wrong += found.audit.wrong
     came = {text for writer in writers.writers for text in writer.sent}
     found.wrong += [one for one in messages(log, came) if "times" in one]
     return found
+
+
+def caught_up(
+    server: Server, database: str, log: EmbeddedLog, tables: list[str], found: Case
+) -> bool:
+    """Let a capture catch up, unless it stops, and compare these tables."""
+    try:
+        Capture(log, NAME, server.dsn(database)).run("caught up")
+    except errors.HeadraceError as error:
+        found.wrong.append(f"stopped: {type(error).__name__}: {error.fact}")
+        return False
+    found.wrong += stopped(log)
+    with server.connect(database) as connection:
+        found.wrong += differences(log, connection, tables)
+    return True
 
 
 @contextlib.contextmanager
@@ -244,20 +254,11 @@ def _event(
         time.sleep(chance.choice([0, 0, 0.5]))  # what happens while it is away
         child.start()
     elif kind == "server":
-        if chance.random() < 0.5:
-            server.kill()
-            server.start()
-        else:
-            server.restart("immediate")
+        crash(server, chance)
     elif kind == "cut":
         cut(server, database)
     elif kind == "snapshot":
-        name = settings_name(NAME)
-        asked = dict((log.value(name) or {}).get("snapshots", {}))
-        table = f"public.{chance.choice(tables)}"
-        asked[table] = asked.get(table, 0) + 1
-        with log.transaction() as entry:
-            entry.put(name, {"snapshots": asked})
+        ask_snapshot(log, f"public.{chance.choice(tables)}")
     elif writers is not None and len(tables) < 5:
         table = f"more{len(tables)}"
         with server.connect(database) as connection:
@@ -268,6 +269,15 @@ def _event(
         said = child.kill()  # a new table is looked for when a capture starts
         found.wrong += [said] if said else []
         child.start()
+
+
+def crash(server: Server, chance: Random) -> None:
+    """Kill the server, or have it end at once; it comes back."""
+    if chance.random() < 0.5:
+        server.kill()
+        server.start()
+    else:
+        server.restart("immediate")
 
 
 def cut(server: Server, database: str) -> None:

@@ -41,8 +41,8 @@ import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.sources.postgres.capture import Capture
-from headrace.sources.postgres.state import LIVE, State, settings_name
-from headrace.testing.capture_case import NAME, SETTINGS, differences
+from headrace.sources.postgres.state import LIVE, State
+from headrace.testing.capture_case import NAME, SETTINGS, ask_snapshot, differences
 from headrace.testing.capture_process import LOST, Case, Child, cut, ended
 from headrace.testing.postgres import Server, fresh_database
 
@@ -353,7 +353,7 @@ def _event(storm: Storm, child: Child, log: EmbeddedLog, taken_out: bool) -> boo
     elif kind == "cut":
         cut(storm.server, storm.database)
     elif kind == "snapshot":
-        _ask(log, f"public.{chance.choice(list(KINDS))}")
+        ask_snapshot(log, f"public.{chance.choice(list(KINDS))}")
     elif kind == "publication":
         name = chance.choice(list(KINDS))
         with (
@@ -372,15 +372,6 @@ def _event(storm: Storm, child: Child, log: EmbeddedLog, taken_out: bool) -> boo
     return taken_out
 
 
-def _ask(log: EmbeddedLog, table: str) -> None:
-    """Ask for a snapshot, by way of the log, as the command does."""
-    value = dict(log.value(settings_name(NAME)) or {})
-    asked = dict(value.get("snapshots", {}))
-    asked[table] = asked.get(table, 0) + 1
-    with log.transaction() as entry:
-        entry.put(settings_name(NAME), value | {"snapshots": asked})
-
-
 def _ended(storm: Storm, said: str, log: EmbeddedLog, taken_out: bool) -> None:
     """Do what the error advises, if it may be."""
     if not said:
@@ -389,7 +380,7 @@ def _ended(storm: Storm, said: str, log: EmbeddedLog, taken_out: bool) -> None:
     if LEFT in said and taken_out and names:
         storm.done.events["alarms"] += 1
         for name in names:
-            _ask(log, f"public.{name}")
+            ask_snapshot(log, f"public.{name}")
     else:
         storm.done.wrong.append(f"alarm: {said}")
 
