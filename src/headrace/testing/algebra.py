@@ -209,18 +209,18 @@ def order(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
 
 
-def bag(rows: Iterable[Row], *, digits: int = 9) -> Counter[Hashable]:
-    """Give rows without order, floats to so many significant digits."""
-    return Counter(_rounded(row, digits) for row in rows)
+def bag(rows: Iterable[Row]) -> Counter[Hashable]:
+    """Give rows without order, floats to nine significant digits."""
+    return Counter(map(_rounded, rows))
 
 
-def _rounded(value: Any, digits: int) -> Hashable:
+def _rounded(value: Any) -> Hashable:
     if isinstance(value, float):
-        return float(f"{value:.{digits}g}") + 0.0 if math.isfinite(value) else str(value)
+        return float(f"{value:.9g}") + 0.0 if math.isfinite(value) else str(value)
     if isinstance(value, dict):
-        return tuple((name, _rounded(inner, digits)) for name, inner in value.items())
+        return tuple((name, _rounded(inner)) for name, inner in value.items())
     if isinstance(value, list | tuple):
-        return tuple(_rounded(inner, digits) for inner in value)
+        return tuple(map(_rounded, value))
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         return value.astimezone(datetime.UTC).isoformat()
     if isinstance(value, decimal.Decimal | bool):

@@ -849,11 +849,11 @@ def counted(history: History) -> dict[str, int]:
     }
 
 
-def first_of_each(found: Sequence[Anomaly], most: int = 3) -> list[str]:
+def first_of_each(found: Sequence[Anomaly]) -> list[str]:
     """A report: the first few of each name."""
     names = dict.fromkeys(one.name for one in found)
     return [
         f"{name}: {text}"
         for name in names
-        for text in [one.text for one in found if one.name == name][:most]
+        for text in [one.text for one in found if one.name == name][:3]
     ]

@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     log.add_argument("--at", help="OPERATION:STATE[,OPERATION:STATE]: this path only, once")
     log.add_argument("--json", action="store_true", help="a summary as one JSON object")
+    log.set_defaults(run=_log)
     log_faults.add_commands(commands)
     together = commands.add_parser("chaos", help="many real processes, everything at once")
     chaos.add_arguments(together)
@@ -54,28 +55,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--write", metavar="FILE", help="put the table into this file (docs/faults.md)"
     )
     bugs.add_argument("--json", action="store_true", help="the table as one JSON object")
+    bugs.set_defaults(run=_bugs)
     for parallel in (log, bugs):
         parallel.add_argument(
             "--jobs", type=int, default=EVERY_PROCESSOR, help="processes (default: one a processor)"
         )
-    views = commands.add_parser("views", help="random views, crashes of drivers, the bank")
-    views_faults.add_arguments(views)
-    capture = commands.add_parser("capture", help="captures of PostgreSQL, and what kills them")
-    capture_faults.add_arguments(capture)
-    whole = commands.add_parser("slice", help="from PostgreSQL to PostgreSQL, everything killed")
-    slice_faults.add_arguments(whole)
+    for name, what, module in (
+        ("views", "random views, crashes of drivers, the bank", views_faults),
+        ("capture", "captures of PostgreSQL, and what kills them", capture_faults),
+        ("slice", "from PostgreSQL to PostgreSQL, everything killed", slice_faults),
+    ):
+        more = commands.add_parser(name, help=what)
+        module.add_arguments(more)
+        more.set_defaults(run=module.main)
     chosen = parser.parse_args(arguments)
-    if "run" in chosen:
-        return int(chosen.run(chosen))
-    if chosen.command == "views":
-        return views_faults.main(chosen)
-    if chosen.command == "capture":
-        return capture_faults.main(chosen)
-    if chosen.command == "slice":
-        return slice_faults.main(chosen)
-    if chosen.command == "bugs":
-        return _bugs(chosen)
-    return _log(chosen)
+    return int(chosen.run(chosen))
 
 
 def _log(chosen: argparse.Namespace) -> int:

@@ -348,14 +348,13 @@ class Day:
 class Open:
     """The bank while it is open: a teller and a reader at work, drivers that come and go."""
 
-    def __init__(self, folder: str, seed: str, pause: float = 0.05) -> None:
-        """`pause`: seconds between two transfers."""
+    def __init__(self, folder: str, seed: str) -> None:
+        """Both begin."""
         self.folder = folder
         self.log = open_bank(folder)
         self.chance = Random(f"bank/{seed}")
         self.day = Day()
         self.teller = Teller(self.log, seed)
-        self._pause = pause
         self._closing = threading.Event()
         self._stop_teller = threading.Event()
         self._threads = [threading.Thread(target=self._read), threading.Thread(target=self._tell)]
@@ -363,7 +362,7 @@ class Open:
             thread.start()
 
     def _tell(self) -> None:
-        while not self._stop_teller.wait(self._pause):
+        while not self._stop_teller.wait(0.05):
             self.teller.move()
 
     def _read(self) -> None:

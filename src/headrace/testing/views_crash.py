@@ -291,10 +291,10 @@ class _Explorer:
 # --- two drivers, and writers beside them -------------------------------------------------
 
 
-def raced(case: Case, seed: str, drivers: int = 2) -> str:
-    """Several drivers and a writer at once, switched at every operation, one of them killed.
+def raced(case: Case, seed: str) -> str:
+    """Two drivers and a writer at once, switched at every operation, one of them killed.
 
-    At most one of the drivers may be left unfenced; whatever was committed must be right at each
+    At most one of them may be left unfenced; whatever was committed must be right at each
     commit, and a last driver must find everything as it must be.
     """
     machine = new_machine()
@@ -329,7 +329,7 @@ def raced(case: Case, seed: str, drivers: int = 2) -> str:
 
     schedule = Schedule(machine, seed, steps_max=400_000)
     writer = schedule.spawn(write)
-    tasks = [schedule.spawn(drive) for _ in range(drivers)]
+    tasks = [schedule.spawn(drive) for _ in range(2)]
     if chance.random() < 0.5:
         schedule.kill(tasks[0], chance.randrange(20, 400))
     try:

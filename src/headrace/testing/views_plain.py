@@ -381,10 +381,10 @@ class Plan:
         return made
 
 
-def random_views(chance: Random, most: int = 3) -> dict[str, Node]:
+def random_views(chance: Random) -> dict[str, Node]:
     """One to three views, of which later ones may read earlier ones."""
     plan = Plan(chance)
-    for number in range(chance.choice((1, 1, 2, most))):
+    for number in range(chance.choice((1, 1, 2, 3))):
         plan.views[f"v{number}"] = plan.any(chance.choice((1, 2, 2, 3)))
     if chance.random() < 0.2:  # nobody reads it: nothing may depend on its last digits
         plan.views[f"v{len(plan.views)}"] = plan.unsteady(1)
