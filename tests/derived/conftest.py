@@ -1,5 +1,5 @@
-"""The PostgreSQL server of the tests of captures, for those of targets too."""
+"""The server and the log of the tests of captures, for those of targets too."""
 
-from tests.capture.conftest import database, postgres
+from tests.capture.conftest import database, log, postgres
 
-__all__ = ["database", "postgres"]
+__all__ = ["database", "log", "postgres"]

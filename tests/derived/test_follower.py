@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, LiteralString
@@ -57,12 +57,6 @@ from headrace.testing.follower_case import (
     stepped,
 )
 from tests.capture.conftest import Database
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with hr.connect(tmp_path / "log") as opened:
-        yield opened
 
 
 def checked(log: EmbeddedLog, kept: Kept) -> None:

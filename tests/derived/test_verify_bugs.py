@@ -7,7 +7,7 @@ has thought of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +129,6 @@ BUGS: dict[str, tuple[Any, str, str, str, Hunter]] = {
         'np.searchsorted(ends, lsn, "left")', found_back,
     ),
 }  # fmt: skip
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with hr.connect(tmp_path / "log") as log:
-        yield log
 
 
 @pytest.mark.parametrize("name", BUGS, ids=lambda name: name.replace(" ", "_"))

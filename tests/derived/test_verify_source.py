@@ -13,7 +13,6 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -37,12 +36,6 @@ TABLE = """
 """
 TOPIC = "shop.public.a"
 KEYS = ["id", "part"]
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with hr.connect(tmp_path / "log") as log:
-        yield log
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
@@ -21,7 +21,6 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-import headrace as hr
 from headrace import errors
 from headrace.derived.postgres import PostgresTarget
 from headrace.derived.rows import kept_tables, loading
@@ -33,12 +32,6 @@ from tests.capture.conftest import Database
 
 LONG = "the same thirty-two bytes in all "
 COLUMNS = "region string, id bigint, name string, amount decimal(12,2), at timestamp, rate double"
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
-    with hr.connect(tmp_path / "log") as log:
-        yield log
 
 
 def loaded(log: EmbeddedLog, kept: Kept) -> None:
