@@ -35,7 +35,7 @@ from typing import Any, Literal
 import psycopg
 from psycopg import sql
 
-from headrace.testing.watched import Watched, free_ports
+from headrace.testing.watched import Watched, children_of, free_ports
 
 SETTINGS = {
     "wal_level": "logical",
@@ -152,7 +152,7 @@ class Server(Watched):
         first = self._process.pid
         if self.running:
             os.kill(first, signal.SIGSTOP)
-            children = _children(first)
+            children = children_of(first)
             for process in (first, *children):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
@@ -330,24 +330,12 @@ def _free_port() -> int:
     return free_ports(1)[0]
 
 
-def _children(parent: int) -> list[int]:
-    processes = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-    states = [(process, _state(process)) for process in processes]
-    return [process for process, state in states if state and int(state[1]) == parent]
-
-
 def _alive(process: int) -> bool:
-    state = _state(process)
-    return state is not None and state[0] not in ("Z", "X")
-
-
-def _state(process: int) -> tuple[str, str] | None:
-    """The state and the parent of a process, as Linux tells them."""
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    return fields[0], fields[1]
+        return False
+    return state not in ("Z", "X")
 
 
 def _drop_slot(connection: psycopg.Connection[Any], slot: str, user: int | None) -> None:

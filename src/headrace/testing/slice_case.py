@@ -48,7 +48,8 @@ from headrace.runtime.project import Project, find_project
 from headrace.runtime.status import parts_of
 from headrace.testing import shop
 from headrace.testing.postgres import Server
-from headrace.testing.views_bank import children_of, until
+from headrace.testing.views_bank import until
+from headrace.testing.watched import children_of
 
 WRITERS, RATE = 3, 60.0
 READERS = 2

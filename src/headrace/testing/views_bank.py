@@ -34,6 +34,7 @@ from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.pipelines.pipeline import Pipeline
 from headrace.pipelines.views.reading import rows_of, status_of, topic_of
+from headrace.testing.watched import children_of
 
 ACCOUNTS = 10
 NAME = "bank"
@@ -308,15 +309,6 @@ class Process:
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes that a process has started and that are still there."""
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, path.read_text(encoding="ascii").split())
-    return found
 
 
 def _gather(stream: Any, into: list[str]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
+from pathlib import Path
 from typing import Any
 
 
@@ -52,6 +53,15 @@ class Watched:
             with contextlib.suppress(BrokenPipeError):
                 self._watcher.communicate(b"done\n")
             self._watcher = None
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started and that are still there."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, path.read_text(encoding="ascii").split())
+    return found
 
 
 def free_ports(count: int) -> list[int]:
