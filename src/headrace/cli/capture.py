@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from headrace.cli.options import (
     aligned,
     ask,
     counted,
+    in_place,
     json_option,
     lasting,
     listed,
@@ -350,14 +350,13 @@ class Said:
             self._far[table] = progress_line(progress)
             shown = "; ".join([*self._far.values()][:AT_ONCE])
             more = f"; and {len(self._far) - AT_ONCE} more" if len(self._far) > AT_ONCE else ""
-            width = shutil.get_terminal_size().columns - 1
-            click.echo(f"\r\x1b[K{(shown + more)[:width]}", err=True, nl=False)
+            in_place(shown + more)
 
     def end(self) -> None:
         """Take away the line of progress."""
         if self._open:
             self._open = False
-            click.echo("\r\x1b[K", err=True, nl=False)
+            in_place("")
 
 
 def _reading(of: dict[str, Any]) -> str:

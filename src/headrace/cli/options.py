@@ -282,6 +282,12 @@ def aligned(rows: Sequence[tuple[str, ...]], *, indent: str = "", right: Iterabl
     return "\n".join(lines)
 
 
+def in_place(text: str) -> None:
+    """Show a line on stderr in the place of the one before."""
+    width = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be taken away
+    click.echo(f"\r\x1b[K{text[:width]}", err=True, nl=False)
+
+
 class Progress:
     """A line on stderr that shows how far a long work is; on a terminal only."""
 
@@ -307,11 +313,10 @@ class Progress:
         if now - self._last >= self.EVERY_SECONDS:
             self._last = now
             self._shown = True
-            width = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be taken away
-            click.echo(f"\r\x1b[K{text(now - self._began)[:width]}", err=True, nl=False)
+            in_place(text(now - self._began))
 
     def clear(self) -> None:
         """Take the line away."""
         if self._shown:
             self._shown = False
-            click.echo("\r\x1b[K", err=True, nl=False)
+            in_place("")

@@ -14,7 +14,7 @@ stands still on a quiet topic grows older every second.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace.model.policy import Policy
@@ -129,15 +129,7 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """Everything."""
-        return {
-            "events": self.events,
-            "unknown": self.unknown,
-            "gone": self.gone,
-            "skipped": self.skipped,
-            "seconds": self.seconds,
-            "falls_off_seconds": self.falls_off_seconds,
-            "problem": self.problem,
-        }
+        return asdict(self)
 
 
 def summed(lags: Iterable[Lag]) -> Summary:
