@@ -61,11 +61,8 @@ class State:
         self.chance = np.random.default_rng(rows)
         attempt = self.packs.attempt(0)
         load = change(np.arange(rows), np.ones(rows, np.int64), hot)
-        start = time.perf_counter()
         self.collection = Collection(self.packs, STATE).plus(load, attempt)
         attempt.finish()
-        self.load_seconds = time.perf_counter() - start
-        self.load_bytes = attempt.bytes
 
     def keys(self) -> npt.NDArray[np.uint64]:
         numbers = self.chance.integers(0, self.rows, BATCH) | 1  # not the hot ones

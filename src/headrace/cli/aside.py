@@ -15,6 +15,7 @@ from headrace.cli.options import (
     json_option,
     log_option,
     open_log,
+    outcome,
     project_option,
     several,
     talk,
@@ -150,7 +151,5 @@ def _replace(
     with open_log(log_path(folder, path)) as log:
         found = chosen(log, name, table, key)
         replace(log, name, found, **{what: True})
-    if as_json:
-        click.echo(json.dumps({"dropped" if what == "gone" else what: len(found)}))
-    else:
-        talk(f"{counted(len(found), 'row')}: {said}")
+    facts = {"dropped" if what == "gone" else what: len(found)}
+    outcome(facts, f"{counted(len(found), 'row')}: {said}", as_json=as_json)

@@ -22,6 +22,7 @@ from headrace.cli.options import (
     listed,
     log_option,
     open_log,
+    outcome,
     sized,
     talk,
 )
@@ -409,10 +410,8 @@ def snapshot(name: str, table: str, path: str, as_json: bool) -> None:
                 fix=nearest(full, names) or f"the tables are {', '.join(names) or 'none yet'}",
             )
         asked.ask_snapshot(log, name, full)
-    if as_json:
-        click.echo(json.dumps({"capture": name, "table": full}))
-    else:
-        talk(f"{full} is read anew by the capture: at once, or when it runs again")
+    words = f"{full} is read anew by the capture: at once, or when it runs again"
+    outcome({"capture": name, "table": full}, words, as_json=as_json)
 
 
 @capture.command(short_help="Let a capture stand still.", example="headrace capture pause shop")
@@ -421,7 +420,8 @@ def snapshot(name: str, table: str, path: str, as_json: bool) -> None:
 @json_option
 def pause(name: str, path: str, as_json: bool) -> None:
     """Let capture NAME stand still; meanwhile the server keeps all changes for it."""
-    _set_paused(name, path, as_json, paused=True)
+    words = f"'{name}' stands still; the server keeps its changes, and its disk may fill"
+    _set_paused(name, path, words, as_json=as_json, paused=True)
 
 
 @capture.command(short_help="Let a paused capture go on.", example="headrace capture resume shop")
@@ -430,20 +430,15 @@ def pause(name: str, path: str, as_json: bool) -> None:
 @json_option
 def resume(name: str, path: str, as_json: bool) -> None:
     """Let capture NAME go on after a pause."""
-    _set_paused(name, path, as_json, paused=False)
+    _set_paused(name, path, f"'{name}' may go on", as_json=as_json, paused=False)
 
 
-def _set_paused(name: str, path: str, as_json: bool, *, paused: bool) -> None:
+def _set_paused(name: str, path: str, words: str, *, as_json: bool, paused: bool) -> None:
     from headrace.sources.postgres import settings as asked
 
     with open_log(path) as log:
         asked.update(log, name, paused=paused)
-    if as_json:
-        click.echo(json.dumps({"capture": name, "paused": paused}))
-    elif paused:
-        talk(f"'{name}' stands still; the server keeps its changes, and its disk may fill")
-    else:
-        talk(f"'{name}' may go on")
+    outcome({"capture": name, "paused": paused}, words, as_json=as_json)
 
 
 @capture.command(

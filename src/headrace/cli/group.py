@@ -18,6 +18,7 @@ from headrace.cli.options import (
     lasting,
     log_option,
     open_log,
+    outcome,
     talk,
 )
 from headrace.errors import BadUsage
@@ -194,14 +195,10 @@ def release(name: str, path: str, as_json: bool) -> None:
     with open_log(path) as log:
         waited = log.group(name).state.pressure is not None
         log.release_group(name)
-    if as_json:
-        click.echo(json.dumps({"group": name, "released": waited}))
-    else:
-        talk(
-            f"producers wait for group '{name}' no more"
-            if waited
-            else f"no producer waits for group '{name}' by its own flow"
-        )
+    words = f"no producer waits for group '{name}' by its own flow"
+    if waited:
+        words = f"producers wait for group '{name}' no more"
+    outcome({"group": name, "released": waited}, words, as_json=as_json)
 
 
 @group.command(
@@ -221,10 +218,7 @@ def delete(name: str, yes: bool, force: bool, path: str, as_json: bool) -> None:
             said = f"This forgets the offsets of '{name}', {_events(found.lag)} events behind."
             ask(said, f"Delete '{name}'?", as_json=as_json)
         log.delete_group(name, force=force)
-    if as_json:
-        click.echo(json.dumps({"group": name}))
-    else:
-        talk(f"group '{name}' is deleted")
+    outcome({"group": name}, f"group '{name}' is deleted", as_json=as_json)
 
 
 def place_of(text: str) -> str | int | datetime:

@@ -11,7 +11,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import click
@@ -230,6 +230,14 @@ def styled(text: str, **style: Any) -> str:
 def talk(text: str) -> None:
     """Say something that is not data."""
     click.echo(text, err=True)
+
+
+def outcome(facts: Mapping[str, object], words: str, *, as_json: bool) -> None:
+    """Say what a command has done: facts, or words."""
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        talk(words)
 
 
 def ask(said: str, question: str, *, as_json: bool) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from headrace.cli.options import Command, json_option, project_option, talk
+from headrace.cli.options import Command, json_option, outcome, project_option
 
 
 @click.command(
@@ -26,7 +24,5 @@ def restart(part: str, folder: str, as_json: bool) -> None:
     from headrace.runtime.project import find_project
 
     answer = ask(find_project(folder), "restart", part)
-    if as_json:
-        click.echo(json.dumps({"part": part, "was": answer["pid"]}))
-    else:
-        talk(f"{part} is started anew; 'headrace status' shows it")
+    words = f"{part} is started anew; 'headrace status' shows it"
+    outcome({"part": part, "was": answer["pid"]}, words, as_json=as_json)

@@ -16,6 +16,7 @@ from headrace.cli.options import (
     lasting,
     log_option,
     open_log,
+    outcome,
     project_option,
     talk,
 )
@@ -80,10 +81,8 @@ def run(file: str | None, once: bool, folder: str, path: str, as_json: bool) -> 
             "commits": commits,
             "seconds": round(time.monotonic() - STARTED, 3),
         }
-    if as_json:
-        click.echo(json.dumps(done))
-    else:
-        talk(f"'{pipeline.name}' is through {through}, {counted(commits, 'commit')}")
+    words = f"'{pipeline.name}' is through {through}, {counted(commits, 'commit')}"
+    outcome(done, words, as_json=as_json)
 
 
 def _run_project(folder: str, *, once: bool, as_json: bool) -> None:

@@ -17,6 +17,7 @@ from headrace.cli.options import (
     lasting,
     log_option,
     open_log,
+    outcome,
     pairs,
     sized,
     talk,
@@ -93,10 +94,8 @@ def delete(name: str, yes: bool, path: str, as_json: bool) -> None:
             said = f"This deletes topic '{name}' and its {counted(rows, 'row')}."
             ask(said, f"Delete '{name}'?", as_json=as_json)
         log.delete_topic(name)
-    if as_json:
-        click.echo(json.dumps({"topic": name, "rows": rows}))
-    else:
-        talk(f"topic '{name}' is deleted, with {counted(rows, 'row')}")
+    words = f"topic '{name}' is deleted, with {counted(rows, 'row')}"
+    outcome({"topic": name, "rows": rows}, words, as_json=as_json)
 
 
 def described(
