@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,33 @@ def test_damage_in_an_old_file_is_named_and_stepped_over(folder: str) -> None:
         log.append("t", [{"a": 200}], expect={"c": 200})  # the newest file is sound
     report = check(OsSystem(), folder)
     assert [problem.details["file"] for problem in report.problems] == [path]
+
+
+@pytest.mark.parametrize("how", ["header", "file"])
+def test_a_reading_that_begins_in_damage_says_so(folder: str, how: str) -> None:
+    """What comes next and is damaged is not left out without a word. R-D3"""
+    filled(folder, 200, **TINY)
+    second, third = (Path(folder, "journal", name) for name in files_in(folder, "journal")[1:3])
+    data = second.read_bytes()
+    at = data.rindex(b"HRlog", 0, 9000) if how == "header" else 0
+    position, received = (int.from_bytes(data[at + n : at + n + 8], "little") for n in (32, 64))
+    if how == "header":
+        flip(str(second), at + 40)
+    else:  # a file in another's place: nothing in it is what it should be
+        shutil.copy(third, second)
+    after = position - (how == "header")
+    ways: list[dict[str, Any]] = [
+        {"after": after},
+        {"start": datetime.fromtimestamp(received / 1e6, UTC)},
+    ]
+    with hr.connect(folder) as log:
+        for start in ways:
+            with pytest.raises(errors.LogDamaged) as caught:
+                values(log.read("t", **start))
+        resume = caught.value.details["resume_after"]
+        assert isinstance(resume, int)
+        assert resume > after
+        assert values(log.read("t", after=resume)) == list(range(resume - 1, 200))
 
 
 def test_damage_in_the_newest_file_refuses_appends(folder: str) -> None:

@@ -210,7 +210,7 @@ class JournalFiles:
             record = Record(head)
             expected, found = self._difference(record, address, size, previous)
         following = next(self.found_after(address + ALIGNMENT), None)
-        resume = following.position - 1 if following is not None else None
+        resume = following.behind if following is not None else None
         return errors.LogDamaged(
             f"journal file {number}, byte {offset}: expected {expected}, found {found}",
             place=f"{self.path(number)}, byte {offset}",

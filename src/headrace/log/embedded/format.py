@@ -385,6 +385,11 @@ class Record:
         """The address after this record."""
         return self.address + self.length
 
+    @property
+    def behind(self) -> int:
+        """The position of the last entry before it."""
+        return self.position - (self.kind == ENTRY)
+
     def fits(self, address: int, log_id: bytes, limit: int) -> bool:
         """Whether this can be a record of log `log_id` at `address` in a file of `limit` bytes."""
         return (

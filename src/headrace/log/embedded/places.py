@@ -3,7 +3,7 @@
 There is no index. The newest checkpoint names the range of positions and times of every closed
 file; the checkpoint at the start of each file names the partition ends there, so a file for an
 offset is found by bisection; within the file the headers are walked. Damage on the way to a place
-behind it is stepped over.
+behind it is stepped over, but not damage that may have held the place itself.
 """
 
 from __future__ import annotations
@@ -76,19 +76,30 @@ class Places:
         if position == tail.position:  # not `reached`: it lags behind `limit` for a moment
             return tail.end
         return self._seek(
-            lambda file: file.through > position, lambda record: record.position > position
+            lambda file: file.through > position,
+            lambda record: record.position > position,
+            lambda record: record.behind > position,
         )
 
     def at(self, time: datetime) -> int:
         """The first entry received at `time` or later."""
         found = microseconds_of(time)
         return self._seek(
-            lambda file: file.time_last >= found, lambda record: record.received >= found
+            lambda file: file.time_last >= found,
+            lambda record: record.received >= found,
+            lambda record: record.received >= found,
         )
 
     def _seek(
-        self, file_wanted: Callable[[FileRange], bool], record_wanted: Callable[[Record], bool]
+        self,
+        file_wanted: Callable[[FileRange], bool],
+        record_wanted: Callable[[Record], bool],
+        lost: Callable[[Record], bool],
     ) -> int:
+        """The first entry wanted; or damage that may have held it, which the reading will say.
+
+        `lost`: whether what stood just before this record was wanted.
+        """
         ends = [address_of(file.number, file.end) for file in self._closed if file_wanted(file)]
         for end in [*ends, self.limit]:
             start = address_of(place_of(end)[0], 0)
@@ -100,7 +111,9 @@ class Places:
                             return record.address
                 except errors.LogDamaged:
                     found = next(self._files.found_after(start + 64), None)
-                    start = found.address if found is not None else end
+                    if found is None or lost(found):
+                        return start
+                    start = found.address
         return self.limit
 
     def of_offsets(self, topic: Topic, offsets: Mapping[int, int]) -> int:
