@@ -443,6 +443,18 @@ class NotKeeper(UsageError):
     fix = "nothing need be done: it does its work; or stop it, and try again"
 
 
+class LogGone(UsageError):
+    """The folder of an open log was deleted, moved or replaced."""
+
+    code = "HR-LOG-033"
+    title = "the folder of the log was deleted, moved or replaced while the log was open"
+    why = (
+        "what this handle has open is no longer what stands at its path: entries would go to files "
+        "that end with it, or into a log that somebody made there since; so nothing is acknowledged"
+    )
+    fix = "open the log again where it is now; to delete a log, first end whoever has it open"
+
+
 class PieceInvalid(UsageError):
     """A staged piece cannot be published."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -73,8 +74,17 @@ def gone(folder: str, patch: pytest.MonkeyPatch) -> None:
     next(log.consumer("t", "g"))
 
 
+def deleted(folder: str, _: pytest.MonkeyPatch) -> None:
+    log = _log(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(hr.errors.Unknown):
+        log.append("t", [{"a": 3}])
+    log.append("t", [{"a": 3}])
+
+
 PROVOCATIONS: dict[str, list[Callable[[str, pytest.MonkeyPatch], None]]] = {
     "HR-LOG-031": [gone],
+    "HR-LOG-033": [deleted],
     "HR-GROUP-001": [put_out, left],
     "HR-GROUP-002": [moved],
     "HR-GROUP-003": [unknown_group],

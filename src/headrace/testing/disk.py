@@ -240,6 +240,10 @@ class SimulatedShared:
         """See `Shared`."""
         return self._inode.number
 
+    def in_place(self) -> bool:
+        """See `Shared`."""
+        return self._process.machine.names.get(self._path) is self._inode
+
     def wait(self, index: int, seen: int, timeout: float | None) -> None:
         """See `Shared`."""
         process = self._process

@@ -27,6 +27,9 @@ class _Memory:
     def identity(self) -> int:
         return 0
 
+    def in_place(self) -> bool:
+        return True
+
     def wait(self, _index: int, _seen: int, timeout: float | None) -> None:
         """Other threads of this handle may hold a lock for a moment."""
         time.sleep(min(0.01, 0.01 if timeout is None else timeout))

@@ -358,6 +358,11 @@ class Journal:
             raise errors.LogPoisoned(
                 f"syncing the journal: {error.strerror or error}", place=file.path
             ) from error
+        try:
+            self.live.check_in_place()
+        except errors.LogGone as gone:  # what was synced is in files that nobody will find
+            self.refused = gone
+            raise
         self.syncs += 1
         self.publish_synced(tail)
 

@@ -210,6 +210,7 @@ class Keeper:
                     "another process is the keeper of this log", place=self._log.path
                 )
             done, journal = Turn(), self._log.journal
+            journal.live.check_in_place()  # else it would delete what another log has there
             with os_errors("keeping the log", journal.folder):
                 with self._aside(done, errors.DiskFull):
                     if close:

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace import errors
 from headrace.log.embedded.system import Shared, System
 
 MAGIC = 0x3145_5649_4C52_4848
@@ -141,6 +142,16 @@ class Live:
         for index in range(LOG_1, READY - 1, -1):
             self.words[index] = stamp[index]
 
+    def check_in_place(self) -> None:
+        """Raise if the folder is gone, or another's since: what is at its path is not ours."""
+        if not self.shared.in_place():
+            folder = self._folder.removesuffix("/live")
+            raise errors.LogGone(f"{folder} was deleted, moved or replaced", place=folder)
+
+    def _map(self, name: str, size: int) -> Shared:
+        self.check_in_place()
+        return self._system.map(f"{self._folder}/{name}", size)
+
     # -- the tail ---------------------------------------------------------------------------
 
     def tail(self) -> Tail:
@@ -165,7 +176,7 @@ class Live:
             size = ENDS_FIRST
             while size < count:
                 size *= 2
-            self._ends_map = self._system.map(f"{self._folder}/ends", size * 8)
+            self._ends_map = self._map("ends", size * 8)
             self._ends = np.frombuffer(self._ends_map.view, np.uint64, size)
             self._end_words = self._ends_map.view[: size * 8].cast("Q")
         return self._ends
@@ -224,7 +235,7 @@ class Live:
         number = self.words[COUNTERS_NUMBER]
         if number != self._table_number:
             size = self.words[COUNTERS_SLOTS] * SLOT.itemsize
-            self._table = self._system.map(f"{self._folder}/counters.{number}", size)
+            self._table = self._map(f"counters.{number}", size)
             self._table_view = self._table.view[:size]
             self._table_number = number
         return self._table_view
@@ -236,7 +247,7 @@ class Live:
             slots *= 2
         old = self.words[COUNTERS_NUMBER]
         size = slots * SLOT.itemsize
-        self._table = self._system.map(f"{self._folder}/counters.{old + 1}", size)
+        self._table = self._map(f"counters.{old + 1}", size)
         self._table_view = self._table.view[:size]
         self._table_view[:] = hashed(kept, slots).tobytes()
         self._table_number = old + 1

@@ -49,6 +49,8 @@ from headrace.settings import DURABILITIES, LogSettings
 if TYPE_CHECKING:
     from headrace.log.embedded.backup import Backup
 
+UNSYNCED = (errors.LogPoisoned, errors.LockTimeout, errors.LogClosed, errors.LogGone)
+"""What may end a sync: the entry is written, and may be on the disk or not."""
 TOPICS = f"{OWN_COUNTERS}topics"
 
 
@@ -385,7 +387,7 @@ class EmbeddedLog:
         if durability == "fsync":
             try:
                 journal.sync(taken.end, taken.position)
-            except (errors.LogPoisoned, errors.LockTimeout, errors.LogClosed) as error:
+            except UNSYNCED as error:
                 raise errors.Unknown(
                     f"entry {taken.position} was written, but not synced: {error.fact}",
                     place=self.path,
@@ -726,10 +728,11 @@ def _close(journal: Journal, keeper: Housekeeper) -> None:
     keeper.stop()
     try:
         words = journal.live.words
-        if not words[shared.POISONED] and not words[shared.DAMAGED] and keeper.used:
+        sound = not words[shared.POISONED] and not words[shared.DAMAGED] and not journal.refused
+        if sound and keeper.used:
             tail = journal.live.tail()
             journal.sync(tail.end, tail.position)
-            with contextlib.suppress(errors.DiskFull):  # a mark says so sooner, no more
+            with contextlib.suppress(errors.DiskFull, errors.LogGone):  # a mark says so sooner
                 journal.mark()
     finally:
         journal.close()

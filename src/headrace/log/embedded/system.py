@@ -68,6 +68,9 @@ class Shared(Protocol):
     def identity(self) -> int:
         """A number that another copy of this file would not have."""
 
+    def in_place(self) -> bool:
+        """Whether its path still leads to it."""
+
     def wait(self, index: int, seen: int, timeout: float | None) -> None:
         """Sleep until 32-bit word `index` is no longer `seen`, or the timeout (None: for ever)."""
 
@@ -257,7 +260,7 @@ class OsShared:
             self._map = mmap.mmap(fd, size)
         finally:
             os.close(fd)
-        self._identity = ((status.st_dev << 40) ^ status.st_ino) & 0xFFFF_FFFF_FFFF_FFFF
+        self._path, self._identity = path, _identity(status)
         self.view = memoryview(self._map)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._wait, self._wake = _futex()
@@ -265,6 +268,13 @@ class OsShared:
     def identity(self) -> int:
         """See `Shared`."""
         return self._identity
+
+    def in_place(self) -> bool:
+        """See `Shared`."""
+        try:
+            return _identity(os.stat(self._path)) == self._identity
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def wait(self, index: int, seen: int, timeout: float | None) -> None:
         """See `Shared`."""
@@ -282,6 +292,10 @@ class OsShared:
         self.view = memoryview(b"")
         with contextlib.suppress(BufferError):
             self._map.close()
+
+
+def _identity(status: os.stat_result) -> int:
+    return ((status.st_dev << 40) ^ status.st_ino) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 class OsSystem:
