@@ -172,6 +172,27 @@ def test_two_processes_change_one_topic(log: EmbeddedLog) -> None:
     assert values(log.read("t", columns=["c1_9"]), "c1_9") == [2]
 
 
+@pytest.mark.parametrize("way", ["append", "generator", "transaction", "stage", "writer"])
+def test_a_handle_that_is_open_knows_a_column_that_another_has_added(
+    log: EmbeddedLog, folder: str, way: str
+) -> None:
+    log.create_topic("t", "a bigint")
+    writer = log.writer("w")
+    log.append("t", [{"a": 1}])
+    with hr.connect(folder) as other:
+        other.alter_topic("t", add="b string")
+    new = [{"a": 2, "b": "x"}]
+    if way == "transaction":
+        with log.transaction() as transaction:
+            transaction.append("t", new)
+    elif way == "stage":
+        log.append("t", log.stage("t", new))
+    else:
+        appender = writer if way == "writer" else log
+        appender.append("t", iter(new) if way == "generator" else new)
+    assert tuples(log) == [(1, None), (2, "x")]
+
+
 def test_all_versions_stay_readable(folder: str) -> None:
     """Entries of every version are read after rolls and a reopening. R-A9"""
     with hr.connect(folder, journal_bytes_first=16 << 10, journal_bytes_max=16 << 10) as log:

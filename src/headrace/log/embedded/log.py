@@ -285,6 +285,7 @@ class EmbeddedLog:
         an entry names a piece its rows are in the log once more: `expect` keeps it to once. A piece
         that nobody publishes is removed by the keeper, an hour after this handle was closed.
         """
+        self._control()
         packer = self._packer(topic)
         sent = self._system.now_us()
         if isinstance(rows, pa.RecordBatchReader):
@@ -331,6 +332,7 @@ class EmbeddedLog:
         """Append one entry; `admitted`: its topics were asked whether they have room for it."""
         durability = self._checked(durability)
         while True:
+            self._control()  # a column that somebody has just added is none that is wrong
             journal = self.journal
             catalog = journal.catalog
             for part in () if admitted else parts:
@@ -352,9 +354,8 @@ class EmbeddedLog:
                 for part in parts:
                     self.pieces.drop(part.staged)
                 raise
-            if taken is not None:
+            if taken is not None:  # else the topics changed meanwhile: look again
                 break
-            journal.refresh_control()  # the topics changed meanwhile: look again
         self._make_durable(journal, taken, durability)
         rows, runs = 0, []
         for section in draft.sections:
@@ -364,6 +365,7 @@ class EmbeddedLog:
 
     def check_part(self, part: Part) -> None:
         """Take the rows of a part in, raising what is wrong with them; nothing is written."""
+        self._control()
         packer = self._packer(part.topic)
         rows = part.rows if isinstance(part.rows, list) else [part.rows]
         if not (rows and isinstance(rows[0], Piece)) and packer.ready(part) is None:
@@ -373,7 +375,7 @@ class EmbeddedLog:
         self, topic: str, rows: Any, headers: HeadersOfRows | None = None
     ) -> pa.RecordBatch:
         """The rows as one batch of the topic's schema; raises what is wrong with them."""
-        self._control()  # a column that somebody has just added is none that is wrong
+        self._control()
         packer = self._packer(topic)
         batch = packer.batch(rows)
         if headers is not None:
