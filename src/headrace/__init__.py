@@ -63,7 +63,10 @@ def connect(target: str | os.PathLike[str], *, create: bool = True, **settings: 
     `~` at the beginning is the home of the user.
     `settings` are those of `LogSettings`, e.g. `durability="interval"`.
     """
-    name = os.path.expanduser(os.fsdecode(target))
+    try:
+        name = os.path.expanduser(os.fsdecode(target))
+    except TypeError:
+        raise errors.BadSetting(f"{target!r} is no folder", place="connect") from None
     kind, sign, _ = name.partition("://")
     if sign and "/" not in kind:  # the rest may hold a password
         what = "logs on Kafka are" if kind == "kafka" else f"a log at {kind}:// is"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 from headrace import errors
 
@@ -10,6 +14,24 @@ DURABILITIES = ("fsync", "interval", "os")
 """How long `append` waits: until the disk has it (default), until the operating system has it and
 a timer syncs within `interval_seconds`, or the same within `quiet_seconds`. Readers see an entry
 only once it is synced, whatever its writer chose."""
+
+
+def several(given: Any) -> list[Any]:
+    """What was given as a list; text, and what holds nothing, is one thing."""
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+
+
+def seconds_of(timeout: Any, name: str = "timeout") -> float | None:
+    """A timeout, checked; None is for ever, and so is infinity."""
+    if timeout is None or timeout == math.inf:
+        return None
+    if not isinstance(timeout, Real) or math.isnan(timeout):
+        raise errors.BadSetting(
+            f"{name} {timeout!r} is not a number of seconds",
+            place=name,
+            fix="give a number, as 2.5, or None to wait for ever",
+        )
+    return float(timeout)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from itertools import chain, groupby
+from numbers import Real
 from operator import itemgetter
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -39,6 +40,7 @@ import pyarrow as pa
 from headrace import errors
 from headrace.model.records import Receipt
 from headrace.model.rows import is_columnar, is_one
+from headrace.settings import seconds_of
 
 Headers = Mapping[str, bytes | str]
 ENTRY_BYTES_MAX = 2 << 20
@@ -94,6 +96,9 @@ class Producer:
         An entry holds up to `batch_rows_max` of them, 10,000 unless told. A batch above that is an
         entry of its own; a row or batch above `rows_max` or `bytes_max` goes alone.
         """
+        for number in (rows_max, bytes_max, batch_rows_max):
+            if not isinstance(number, Real | None):
+                raise errors.BadSetting(f"{number!r} is not a number of rows or bytes", place=topic)
         if batch_rows_max is None:
             batch_rows_max = min(10_000, rows_max)
         if not 0 < batch_rows_max <= rows_max:
@@ -105,7 +110,7 @@ class Producer:
         self._rows_max = rows_max
         self._bytes_max = bytes_max
         self._batch_rows_max = batch_rows_max
-        self._timeout = timeout_seconds
+        self._timeout = seconds_of(timeout_seconds, "timeout_seconds")
         self._change = threading.Condition()
         self._waiting: list[_Waiting] = []
         self._sending: list[_Waiting] = []
@@ -196,6 +201,7 @@ class Producer:
     def flush(self, timeout: float | None = None) -> Receipt | None:
         """Return when every row handed over is stored; the last receipt."""
         self._refuse_if_forked()
+        timeout = seconds_of(timeout)
         with self._change:
             self._change.notify_all()  # an interrupt (^C) may have kept `send` from it
             done = self._change.wait_for(

@@ -58,6 +58,15 @@ class Transaction:
             raise errors.BadSetting(f"{group!r} is not a group's name", place="group")
         if isinstance(offsets, Batch):
             offsets = {offsets.topic: offsets.ends}
+        given: Any = offsets
+        if not isinstance(given, Mapping) or not all(
+            isinstance(of_topic, Mapping) for of_topic in given.values()
+        ):
+            raise errors.BadPosition(
+                f"{offsets!r} are no offsets to commit",
+                place=f"group '{group}'",
+                fix="give a batch, or {'topic': {partition: offset}}",
+            )
         committed = self._offsets.setdefault(group, {})
         for topic, of_topic in offsets.items():
             self._check_offsets(topic, of_topic)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 import pyarrow as pa
 
@@ -24,6 +25,7 @@ from headrace.model.ddl import ddl_type as spell
 from headrace.model.ddl import duplicate, normal_type, parse_type, quoted
 from headrace.model.keys import key_tag
 from headrace.model.schema import Column, Schema, fields_of
+from headrace.settings import several
 
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 WIDENINGS: frozenset[tuple[pa.DataType, pa.DataType]] = frozenset(
@@ -78,6 +80,11 @@ def evolve(
     Raises `SchemaChangeRefused`, naming what to do instead; `WrongColumn` for an unknown column;
     `BadSchema` and `ReservedName` as `schema_of` does.
     """
+    by_name: dict[str, Any] = {"widen": widen, "rename": rename, "retype": retype}
+    for what, given in by_name.items():
+        if given is not None and not isinstance(given, Mapping):
+            fix = f"give a dict: {what}={{'name of the column': ...}}"
+            raise SchemaChangeRefused(f"{what}={given!r} does not name columns", fix=fix)
     change = _Change(schema, frozenset(key), event_time)
     change.widen({name: _type_of(spec, name) for name, spec in (widen or {}).items()})
     change.nullable(nullable)
@@ -94,7 +101,9 @@ def evolve(
     return change.result(schema.generation + 1 if retype else schema.generation)
 
 
-def _type_of(spec: str | pa.DataType, column: str) -> pa.DataType:
+def _type_of(spec: Any, column: str) -> pa.DataType:
+    if not isinstance(spec, str | pa.DataType):
+        raise _refused(column, f"{spec!r} is no type", fix="give it as in DDL, e.g. 'bigint'")
     return parse_type(spec) if isinstance(spec, str) else normal_type(spec, column)
 
 
@@ -172,7 +181,7 @@ class _Change:
             self.columns[column.id] = [replace(column, type=new)]
 
     def nullable(self, names: Sequence[str]) -> None:
-        for name in _names(names):
+        for name in several(names):
             column = self._begin(name, "made nullable")
             if name in self.key:
                 self._refuse_bound(name, "made nullable")
@@ -182,7 +191,7 @@ class _Change:
             self.columns[column.id] = [replace(column, nullable=True)]
 
     def retire(self, names: Sequence[str]) -> None:
-        for name in _names(names):
+        for name in several(names):
             column = self._begin(name, "retired")
             self._refuse_bound(name, "retired")
             self.columns[column.id] = [replace(column, retired=True)]
@@ -241,10 +250,6 @@ class _Change:
         if all(column.retired for column in columns):
             raise SchemaChangeRefused("no column would be left", fix="keep at least one column")
         return Schema(self.schema.version + 1, generation, tuple(columns))
-
-
-def _names(names: Sequence[str]) -> Sequence[str]:
-    return [names] if isinstance(names, str) else names
 
 
 # --- reading old as new ---------------------------------------------------------------------------

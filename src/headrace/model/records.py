@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headrace import errors
+
 if TYPE_CHECKING:
     from headrace.model.topic import Topic
 
@@ -40,6 +42,8 @@ def time_of(microseconds: int) -> datetime:
 
 def microseconds_of(time: datetime) -> int:
     """The inverse of `time_of`; a time without a zone is taken as UTC."""
+    if time != time:  # noqa: PLR0124 (NaT of pandas, which is a datetime)
+        raise errors.BadSetting(f"{time!r} is no time", place="time", fix="give a datetime")
     aware = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
     return (aware - _EPOCH) // timedelta(microseconds=1)
 

@@ -77,9 +77,9 @@ class Schema:
     def _by_name(self) -> dict[str, Column]:
         return {column.name: column for column in self.live}
 
-    def column(self, name: str) -> Column:
+    def column(self, name: Any) -> Column:
         """Give the live column of this name; raises `WrongColumn` with the nearest names."""
-        found = self._by_name.get(name)
+        found = self._by_name.get(name) if isinstance(name, str) else None
         if found is None:
             raise WrongColumn(
                 f"there is no column '{name}'",

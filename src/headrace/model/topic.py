@@ -17,6 +17,7 @@ from headrace.model.keys import key_tag
 from headrace.model.policy import BUFFER, DEFAULTS, Policy, Pressure
 from headrace.model.rows import opaque_schema
 from headrace.model.schema import RESERVED, Column, Schema, schema_of
+from headrace.settings import several
 
 KINDS = ("events", "changes")
 VALUES = ("columns", "bytes", "json", "text")
@@ -126,7 +127,7 @@ def define(
         raise errors.BadSetting(
             f"{partitions} partitions: not between 1 and {PARTITIONS_MAX}", place=place
         )
-    keys = (key,) if isinstance(key, str) else tuple(key or ())
+    keys = () if key is None else tuple(several(key))
     if isinstance(spec, str) and spec in VALUES[1:]:
         if keys or event_time or kind == "changes":
             raise errors.BadSchema(

@@ -44,7 +44,7 @@ from headrace.model.fold import OWN_COUNTERS, ControlState, check_counters, is_n
 from headrace.model.records import Piece, Receipt
 from headrace.model.sealed import Trim
 from headrace.model.topic import Topic, define, same_definition
-from headrace.settings import DURABILITIES, LogSettings
+from headrace.settings import DURABILITIES, LogSettings, seconds_of, several
 
 if TYPE_CHECKING:
     from headrace.log.embedded.backup import Backup
@@ -218,7 +218,7 @@ class EmbeddedLog:
     def topic(self, name: str) -> Topic:
         """A topic by its name."""
         topics = self._control().topics
-        found = topics.get(name)
+        found = topics.get(name) if is_name(name) else None
         if found is None:
             near = errors.nearest(str(name), topics)
             raise errors.UnknownTopic(
@@ -238,9 +238,9 @@ class EmbeddedLog:
             journal.refresh_control()
         return journal.control
 
-    def _packer(self, name: str) -> Packer:
+    def _packer(self, name: Any) -> Packer:
         journal = self.journal
-        packer = self._packers.get(name)
+        packer = self._packers.get(name) if isinstance(name, str) else None
         if packer is None or packer.topic is not journal.control.topics.get(name):
             packer = self._packers[name] = Packer(self.topic(name))
         return packer
@@ -463,7 +463,7 @@ class EmbeddedLog:
 
         Raises `OffsetsGone` when rows behind `after` or an offset are no longer held.
         """
-        names = [topics] if isinstance(topics, str) else list(topics)
+        names = several(topics)
         if after is not None and start != "earliest":
             raise errors.BadPosition(
                 "a reading begins at `start` or behind `after`, not at both",
@@ -479,10 +479,10 @@ class EmbeddedLog:
             start=start,
             after=after,
             through=through,
-            columns=columns,
-            partitions=partitions,
+            columns=None if columns is None else several(columns),
+            partitions=None if partitions is None else several(partitions),
             follow=follow,
-            timeout=timeout,
+            timeout=seconds_of(timeout),
             across_gaps=across_gaps,
             closed=self._is_closed(),
         )
@@ -647,7 +647,7 @@ class EmbeddedLog:
     def wait(self, position: int, timeout: float | None = None) -> int:
         """Return the newest visible position once it is at least `position`; else `WaitTimeout`."""
         journal = self.journal
-        words, lock = journal.live.words, journal.sync_lock
+        words, lock, timeout = journal.live.words, journal.sync_lock, seconds_of(timeout)
         deadline = None if timeout is None else self._system.monotonic() + timeout
         while True:
             seen = lock.seen()

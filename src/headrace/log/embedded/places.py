@@ -26,7 +26,7 @@ Start = str | int | datetime | Mapping[int, int]
 
 def is_whole(number: object) -> bool:
     """Whether this is a whole number, of Python or of numpy."""
-    return isinstance(number, int | np.integer)
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
 
 
 class Places:

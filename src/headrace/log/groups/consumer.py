@@ -47,6 +47,7 @@ from headrace.log.groups.offsets import resolve
 from headrace.model.fold import OWN_COUNTERS, topic_counter
 from headrace.model.groups import GroupState, group_name, is_pattern
 from headrace.model.policy import BACKPRESSURE, BUFFER, DROP, FLOWS, Pressure
+from headrace.settings import several
 
 if TYPE_CHECKING:
     from headrace.log.embedded.log import EmbeddedLog
@@ -145,9 +146,9 @@ class Consumer:
         self, log: EmbeddedLog, topics: str | Sequence[str], group: str, options: Options
     ) -> None:
         """Join."""
-        names = (topics,) if isinstance(topics, str) else tuple(topics)
+        names = tuple(several(topics))
         for name in names:
-            if not is_pattern(name):
+            if not isinstance(name, str) or not is_pattern(name):
                 log.topic(name)
         self._log = log
         self._options = options
