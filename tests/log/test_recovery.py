@@ -497,6 +497,8 @@ def test_a_disk_that_cannot_be_written_can_be_read(folder: str, number: int) -> 
             list(reader.read("t", follow=True))
         with pytest.raises(refused):
             reader.wait(64)
+        with pytest.raises(refused):
+            reader.keeper().turn()
     assert disk(machine) == before
     with hr.connect(machine) as log:
         log.append("t", [{"a": 62}], expect={"c": 62})

@@ -206,7 +206,7 @@ class Keeper:
         """
         with self._guard:
             if not self._take():
-                raise errors.NotKeeper(
+                raise self._log.journal.refused or errors.NotKeeper(
                     "another process is the keeper of this log", place=self._log.path
                 )
             done, journal = Turn(), self._log.journal
