@@ -45,7 +45,7 @@ def _() -> list[Patch]:
     original = Orphans._look
 
     def look(self: Any, log: Any, end: int) -> None:
-        if not log.append_lock._threads.locked():
+        if not log.append_lock._owner:
             original(self, log, end)
 
     return [instead(Orphans, "_look", look)]

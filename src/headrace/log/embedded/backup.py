@@ -316,8 +316,8 @@ def synced_end(journal: Journal) -> tuple[int, int]:
     """The address below which all is on the disk, and the position that readers see there."""
     tail = journal.live.tail()
     journal.sync(tail.end, tail.position)
-    journal.sync_lock.acquire(journal.settings.lock_timeout_seconds)
     try:
+        journal.sync_lock.acquire(journal.settings.lock_timeout_seconds)
         words = journal.live.words
         return words[shared.SYNCED], words[shared.SYNCED_POSITION]
     finally:

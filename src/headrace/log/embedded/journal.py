@@ -145,8 +145,8 @@ class Journal:
     @contextlib.contextmanager
     def appending(self) -> Iterator[Tail]:
         """Hold the append lock, with everything folded that is in the journal."""
-        self.append_lock.acquire(self.settings.lock_timeout_seconds)
         try:
+            self.append_lock.acquire(self.settings.lock_timeout_seconds)
             self._refuse_unless_sound()
             yield self.catch_up()
         finally:
@@ -172,8 +172,8 @@ class Journal:
         `sync` puts it on the disk.
         """
         live, lock = self.live, self.append_lock
-        lock.acquire(self.settings.lock_timeout_seconds)
-        try:
+        try:  # first: see `CrossLock.release`
+            lock.acquire(self.settings.lock_timeout_seconds)
             self._refuse_unless_sound()
             tail = self.catch_up()
             if catalog is not None and tail.catalog != catalog:
@@ -329,18 +329,20 @@ class Journal:
             seen = lock.seen()
             if words[shared.POISONED]:
                 raise errors.LogPoisoned("a sync of this log failed", place=self.folder)
-            if lock.try_acquire():
-                try:
-                    if words[shared.SYNCED] < end or words[shared.SYNCED_POSITION] < position:
+            try:
+                free = lock.try_acquire()
+                if free and (
+                    words[shared.SYNCED] < end or words[shared.SYNCED_POSITION] < position
+                ):
+                    tail = self.live.tail()
+                    if tail.position > self._synced_through + 1:  # others append, too: who
+                        self.system.give_way()  # was just woken does now, and shares this
                         tail = self.live.tail()
-                        if tail.position > self._synced_through + 1:  # others append, too: who
-                            self.system.give_way()  # was just woken does now, and shares this
-                            tail = self.live.tail()
-                        self._sync_to(tail)
-                        self._synced_through = tail.position
-                finally:
-                    lock.release(EVERYBODY)
-            else:
+                    self._sync_to(tail)
+                    self._synced_through = tail.position
+            finally:
+                lock.release(EVERYBODY)
+            if not free:
                 deadline = deadline or self.system.monotonic() + timeout
                 if self.system.monotonic() >= deadline:
                     raise lock.timed_out(timeout)
@@ -468,8 +470,8 @@ class Journal:
     def _start_file(self, tail: Tail, roll: Record, room: int = 0) -> Tail:
         """Finish a roll whose roll record is written: begin the next file (append lock held)."""
         number, _ = place_of(roll.address)
-        self.sync_lock.acquire(self.settings.lock_timeout_seconds)
         try:
+            self.sync_lock.acquire(self.settings.lock_timeout_seconds)
             rolled = tail._replace(end=roll.end, checksum=roll.checksum)
             self._sync_to(rolled)
             with os_errors("starting a journal file", self.files.folder):

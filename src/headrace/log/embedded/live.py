@@ -54,6 +54,7 @@ MAGIC = 0x3145_5649_4C52_4848
 ) = range(16)
 _TAIL = struct.Struct("<9Q")
 _TAIL_PLACES = (256, 384)
+_CATALOGS = tuple(place // 8 + 4 for place in _TAIL_PLACES)
 # Futex words, counted in 32 bits; each has a cache line of its own, with the flag of its waiters.
 APPEND_WORD, SYNC_WORD = 512, 528
 WORDS_BYTES = 4096
@@ -161,6 +162,11 @@ class Live:
             tail = _new(Tail, _TAIL.unpack_from(self._view, _TAIL_PLACES[stamp & 1]))
             if self.words[STAMP] == stamp:
                 return tail
+
+    @property
+    def catalog(self) -> int:
+        """That of the tail, read alone: it only grows, so it is no older than was asked for."""
+        return self.words[_CATALOGS[self.words[STAMP] & 1]]
 
     def publish(self, tail: Tail | tuple[int, ...]) -> None:
         """Move the end (append lock held): into the place not in use, then switch."""

@@ -24,6 +24,7 @@ own lock around each `flock` orders (2) before (b) on every processor.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 from headrace import errors
@@ -55,7 +56,8 @@ class CrossLock:
         self._words64 = shared.view.cast("Q")
         self._waiting = word + 1
         self._early, self._early_waiting = word + 2, word + 3
-        self._threads = threading.Lock()
+        self._threads = threading.RLock()  # knows whose it is
+        self._owner = 0
         self._shut = False
         self._pid = system.pid()
         self._token = (self._pid << 12) ^ (id(self) >> 4)
@@ -63,20 +65,26 @@ class CrossLock:
 
     def try_acquire(self) -> bool:
         """Take it if it is free."""
-        if not self._threads.acquire(blocking=False):
-            if self._shut:
-                raise errors.LogClosed("the log is closed", place=self._file.path)
+        me = threading.get_ident()
+        if self._owner == me:  # a signal's handler, in the midst of what holds it
             return False
         try:
-            taken = self._file.try_lock()
-        except BaseException:
-            self._threads.release()
+            free = self._threads.acquire(blocking=False)
+            if self._shut:
+                raise errors.LogClosed("the log is closed", place=self._file.path)
+            if free:
+                self._owner = me
+                if self._file.try_lock():
+                    self._words64[self._holder] = self._pid
+                    return True
+                self._owner = 0
+                self._threads.release()
+        except BaseException:  # an interrupt (^C) may come anywhere
+            self.release()
+            with contextlib.suppress(RuntimeError):  # taken, and not noted yet
+                self._threads.release()
             raise
-        if taken:
-            self._words64[self._holder] = self._pid
-        else:
-            self._threads.release()
-        return taken
+        return False
 
     def acquire(self, timeout: float) -> None:
         """Take it, or raise `LockTimeout` that names the holder."""
@@ -120,10 +128,19 @@ class CrossLock:
             self._shared.wake(self._early, EVERYBODY)
 
     def release(self, wake: int = 1) -> None:
-        """Give it back and wake that many waiters; one only if somebody waits for the lock."""
-        self._words64[self._holder] = 0
-        self._file.unlock()
-        self._threads.release()
+        """Give it back and wake that many waiters; one only if somebody waits for the lock.
+
+        Nothing, if this thread has it not: so it can be acquired within the `try` that releases it,
+        and an interrupt finds no place between the two.
+        """
+        if self._owner != threading.get_ident():
+            return
+        try:
+            self._words64[self._holder] = 0
+            self._file.unlock()
+        finally:
+            self._owner = 0
+            self._threads.release()
         if wake > 1 or self._words32[self._waiting]:
             self.signal(wake)
 

@@ -234,7 +234,7 @@ class EmbeddedLog:
 
     def _control(self) -> ControlState:
         journal = self.journal
-        if journal.catalog != journal.live.tail().catalog:
+        if journal.catalog != journal.live.catalog:
             journal.refresh_control()
         return journal.control
 
@@ -683,8 +683,8 @@ class EmbeddedLog:
         if not is_name(name):
             raise errors.BadSetting(f"{name!r} is not the name of a counter", place="counter")
         journal = self.journal
-        journal.append_lock.acquire(self.settings.lock_timeout_seconds)
         try:
+            journal.append_lock.acquire(self.settings.lock_timeout_seconds)
             journal.catch_up()
             found = journal.live.get(name)
         finally:
