@@ -7,6 +7,7 @@ where it is given back. Not caught: an interrupt in the midst of giving it back,
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 import headrace as hr
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.log.embedded.system import OsSystem
 from tests.log.kit import checked, values
 
 GIVING_BACK = ("release", "signal", "forewarn")
@@ -77,3 +79,22 @@ def test_an_interrupt_anywhere_keeps_nobody_from_appending(tmp_path: Path, name:
     assert at > 20
     assert appended > 0 or name != "append"
     checked(str(folder))
+
+
+def test_a_file_whose_closing_was_interrupted_is_not_closed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be another file's by then."""
+    file, close = OsSystem().create(str(tmp_path / "file"), 0), os.close
+
+    def interrupted_close(fd: int) -> None:
+        close(fd)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", interrupted_close)
+        with pytest.raises(KeyboardInterrupt):
+            file.close()
+    with open(tmp_path / "other", "wb") as other:  # gets the number
+        file.close()
+        other.write(b"x")

@@ -239,8 +239,8 @@ class OsFile:
     def close(self) -> None:
         """See `File`."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1  # first: closed twice it could be another file's by then
+            os.close(fd)
 
     def __del__(self) -> None:
         """Close it when nobody refers to it any more."""
