@@ -9,6 +9,8 @@ caught: memory at sizes that only `./run faults capture --only large` tries.
 
 from __future__ import annotations
 
+import contextlib
+import select
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from headrace.log.embedded.log import EmbeddedLog
 from headrace.sources.postgres import stream
 from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.large import Large
+from headrace.sources.postgres.stream import Stream
 from headrace.sources.postgres.transactions import Transaction
 from headrace.testing.capture_case import NAME, Writer, audit, differences, make_tables, stopped
 from headrace.testing.capture_large import bulk
@@ -200,6 +203,30 @@ def test_the_server_is_answered_while_we_are_busy(database: Database, log: Embed
                 shop.run("caught up")
         assert [str(error) for error in lost] == []
         assert differences(log, connection, ["t"]) == []
+
+
+def test_a_large_transaction_is_not_slowed_down(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it comes in we pause, but not while some of it is there: libpq takes a little each."""
+    with database.connect() as connection:
+        connection.execute("create table t(id int primary key, v text); create publication p")
+        connection.execute("alter publication p add table t")
+        connection.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
+        connection.execute(
+            "insert into t select n, repeat('x', 200) from generate_series(1, 20000) n"
+        )
+    pause, paused = time.sleep, []
+    with Stream(database.dsn(), "s", "p", 0) as source:
+
+        def sleep(seconds: float) -> None:
+            paused.append(bool(select.select([source._pg.socket], [], [], 0)[0]))
+            pause(seconds)
+
+        monkeypatch.setattr(time, "sleep", sleep)
+        with contextlib.closing(source.receive(30.0)) as come:
+            assert isinstance(next(come), Transaction)
+    assert sum(paused) <= 20, f"{sum(paused)} of {len(paused)} pauses with something there"
 
 
 @pytest.mark.timeout(300)
