@@ -183,6 +183,29 @@ def test_what_the_server_cannot_stream_before_it_has_ended(
         assert differences(log, connection, ["t"]) == []
 
 
+def test_messages_that_were_rolled_back_to_a_savepoint(
+    database: Database, log: EmbeddedLog
+) -> None:
+    """While a transaction runs the server does not say of which subtransaction a message is."""
+    lost: list[Exception] = []
+    with database.connect() as connection:
+        run = connection.execute
+        run("create table t(id int primary key, v text)")
+        shop = Capture(log, NAME, database.dsn(options=STREAMED), lost=lost.append)
+        shop.run("caught up")
+        rows = "insert into t select g, repeat('v', 90) from generate_series({}, {}) g"
+        with connection.transaction():
+            run(rows.format(1, 2000))
+            run("savepoint one; select pg_logical_emit_message(true, 'm', 'gone')")
+            run(rows.format(2001, 4000))
+            run("rollback to one; select pg_logical_emit_message(true, 'm', 'kept')")
+            run(rows.format(4001, 6000))
+        shop.run("caught up")
+        assert [row["content"] for row in changes(log, NAME)["._messages"]] == [b"kept"]
+        assert differences(log, connection, ["t"]) == []
+    assert ["savepoint was rolled back" in str(one) for one in lost] == [True]
+
+
 def test_the_server_is_answered_while_we_are_busy(database: Database, log: EmbeddedLog) -> None:
     """It ends a connection that is silent for wal_sender_timeout; ours says how far it is."""
     lost: list[Exception] = []

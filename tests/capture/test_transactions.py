@@ -38,7 +38,7 @@ from headrace.sources.postgres.protocol import (
     status_update,
 )
 from headrace.sources.postgres.spill import Spill, relations_of
-from headrace.sources.postgres.transactions import Assembler, Transaction
+from headrace.sources.postgres.transactions import Assembler, Transaction, Unclear
 from tests.capture.conftest import Database
 from tests.capture.test_protocol import (
     encoded_change,
@@ -166,6 +166,8 @@ class Session:
     """The relations described in its stream."""
     begun: bool = False
     """Something of it was streamed."""
+    with_messages: bool = False
+    """Among that a logical message."""
 
     @property
     def subxid(self) -> int:
@@ -257,7 +259,9 @@ class Encoder:
         session.changes.append((session.subxid, change))
         if session.streamed:
             self.begin_block(session)
-            self.write(change, session.subxid, session.told)
+            with_message = isinstance(change, Message)  # the server does not say the savepoint's
+            session.with_messages |= with_message
+            self.write(change, session.xid if with_message else session.subxid, session.told)
 
     def release(self, session: Session) -> None:
         """A subtransaction is part of the one around it; in the outermost it can only commit."""
@@ -267,7 +271,7 @@ class Encoder:
                 session.stack[-1].released += [*ended.released, ended.subxid]
 
     def roll_back(self, session: Session) -> None:
-        if session.stack:
+        if session.stack and not session.with_messages:  # or it is asked for whole: see below
             ended = session.stack.pop()
             gone = [*ended.released, ended.subxid]
             session.changes = [change for change in session.changes if change[0] not in gone]
@@ -457,6 +461,17 @@ def test_a_stream_that_was_rolled_back_leaves_nothing() -> None:
     row = insert(1, b"d", subxid=9)
     made = one_transaction(assembler, stream_start(9), row, STREAM_STOP, stream_commit(9, 3))
     assert flat(made) == [("i", ONE, 0, None, [b"d"])]
+
+
+def test_which_messages_were_rolled_back_is_not_known() -> None:
+    assembler = Assembler()
+    message = encoded_message("hr", b"", 1, True, 7)
+    begun = [stream_start(7, first=True), message, STREAM_STOP]
+    fed(assembler, *begun, stream_abort(7, 7), *begun, stream_commit(7, 10))
+    fed(assembler, stream_start(7, first=True), encoded_relation(ONE, 7), STREAM_STOP)
+    assert fed(assembler, stream_abort(7, 8)) == [], "it has no message"
+    with pytest.raises(Unclear):
+        fed(assembler, *begun, stream_abort(7, 8))
 
 
 def test_an_older_definition_of_a_stream_does_not_replace_a_newer_one() -> None:

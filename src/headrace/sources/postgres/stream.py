@@ -46,7 +46,7 @@ from headrace.sources.postgres.protocol import (
 )
 from headrace.sources.postgres.session import connected
 from headrace.sources.postgres.spill import Spill
-from headrace.sources.postgres.transactions import Assembler, Transaction
+from headrace.sources.postgres.transactions import Assembler, Transaction, Unclear
 
 STATUS_SECONDS = 5.0
 """The server is told how far we are at least so often."""
@@ -134,7 +134,10 @@ class Stream:
         Ends when nothing more is there at once. `received` moves on.
         """
         with self._using:
-            yield from self._receive(seconds)
+            try:
+                yield from self._receive(seconds)
+            except Unclear as error:
+                raise _failed(str(error), "XX000") from error  # so that it is asked for whole
 
     def _receive(self, seconds: float) -> Generator[Transaction | Message, None, None]:
         deadline = time.monotonic() + seconds
@@ -211,11 +214,16 @@ class Stream:
 def _ended(result: pq.abc.PGresult | None) -> psycopg.OperationalError:
     """What the server says of the end of the stream, with its code if it has one."""
     said = b"" if result is None else result.error_message
-    error = psycopg.OperationalError(
-        said.decode(errors="replace").strip() or "the server ended the stream"
-    )
     code = result and result.error_field(pq.DiagnosticField.SQLSTATE)
-    error.sqlstate = code.decode() if code else None
+    return _failed(
+        said.decode(errors="replace").strip() or "the server ended the stream",
+        code.decode() if code else None,
+    )
+
+
+def _failed(said: str, code: str | None) -> psycopg.OperationalError:
+    error = psycopg.OperationalError(said)
+    error.sqlstate = code
     return error
 
 

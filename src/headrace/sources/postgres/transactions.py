@@ -11,6 +11,8 @@ Commit or a Stream Abort. What holds:
 - In a streamed transaction every change belongs to a subtransaction (or to the transaction itself).
   Rolling back to a savepoint is a Stream Abort of each subtransaction since then, those inside
   others included; it takes away exactly their changes.
+- Of a logical message in a block the server (18 at least) does not say the subtransaction. So if
+  one is rolled back in a transaction that has messages, `Unclear` is raised: whole, it is clear.
 - What a relation message inside a streamed block says is true for this transaction alone until it
   commits, since it may have altered the table. Then it is true for all, unless a later message has
   said something else meanwhile.
@@ -71,6 +73,10 @@ _STREAM_ABORT = Struct(">II")
 _OPERATIONS = {ord("I"): "i", ord("U"): "u", ord("D"): "d"}
 
 
+class Unclear(Exception):
+    """A streamed transaction has messages, and which of them were rolled back is not said."""
+
+
 @dataclass(slots=True, eq=False)
 class Transaction:
     """A committed transaction."""
@@ -126,6 +132,8 @@ class Assembler:
         self._relation_messages = 0
         self._begun: tuple[int, int, int] | None = None
         """final_lsn, commit time and xid of the transaction that is coming in as a whole."""
+        self._with_messages: set[int] = set()
+        """The streamed transactions that have logical messages."""
         self._stream: int | None = None
         """The transaction whose block is coming in."""
         self._changes: list[tuple[int, Change]] = []
@@ -212,6 +220,8 @@ class Assembler:
         message = read_message(payload, start)
         if not message.transactional:
             return message
+        if self._stream is not None:
+            self._with_messages.add(self._stream)
         self._changes.append((subxid, message))
         self._head = ()
         self._size += len(payload) + CHANGE_BYTES
@@ -327,6 +337,7 @@ class Assembler:
         if self.busy:
             raise bad("a commit inside of a block", payload, 0)
         xid, _, lsn, end_lsn, time = unpack(_STREAM_COMMIT, payload, 1)
+        self._with_messages.discard(xid)
         for number, defined in self._relations_of_streams.pop(xid, {}).items():
             known = self._relations.get(number)
             if known is None or known.message < defined.message:
@@ -340,5 +351,8 @@ class Assembler:
         xid, subxid = unpack(_STREAM_ABORT, payload, 1)
         if xid == subxid:
             self._relations_of_streams.pop(xid, None)
+            self._with_messages.discard(xid)
+        elif xid in self._with_messages:
+            raise Unclear("a savepoint was rolled back in a transaction with logical messages")
         self.spill.roll_back(xid, subxid)
         self._size_max = self.spill.room
