@@ -224,6 +224,21 @@ def test_a_label_of_an_enum_that_is_renamed(
     assert sorted(rows(log, "public.t")) == [(2, "y", None), (3, "c", None), (10, "z", ["z"])]
 
 
+def test_a_label_of_an_enum_in_ranges(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    run = connection.execute
+    run("create type mood as enum ('a', 'b')")
+    run("create type moods as range (subtype = mood, multirange_type_name = many)")
+    run("create domain lists as many[]; create table t(id int primary key, r moods, l lists)")
+    run("""insert into t values (1, '[a,b)', null), (2, null, '{"{[a,b)}"}')""")
+    shop = capture(log, database.dsn())
+    shop.run("caught up")
+    run("alter type mood rename value 'a' to 'z'")
+    shop.run("caught up")
+    assert sorted(rows(log, "public.t")) == [(1, "[z,b)", None), (2, None, ["{[z,b)}"])]
+
+
 @pytest.mark.parametrize("noticed", [True, False], ids=["slowly", "at once"])
 def test_a_table_that_is_renamed_and_back(
     database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any], noticed: bool

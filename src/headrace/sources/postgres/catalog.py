@@ -452,7 +452,7 @@ def _enums(table: TableInfo) -> Iterator[int]:
     for column in table.columns:
         kind: PgType | None = column.type
         while kind is not None and kind.kind != "e":
-            kind = kind.base or kind.element
+            kind = kind.base or kind.element or kind.range_of
         if kind is not None:
             yield kind.oid
 
@@ -511,8 +511,8 @@ def types(connection: Connection) -> dict[int, PgType]:
         select oid::bigint, typname, typtype::text as kind, typdelim::text as delimiter,
           case when typoutput = 'array_out'::regproc then typelem::bigint else 0
           end as element,
-          typbasetype::bigint as base, typtypmod as base_modifier
-        from pg_type
+          typbasetype::bigint as base, typtypmod as base_modifier, rngsubtype::bigint as range_of
+        from pg_type t left join pg_range on t.oid in (rngtypid, rngmultitypid)
         """
     rows = {row.oid: row for row in _rows(connection, query)}
     made: dict[int, PgType] = {}
@@ -527,6 +527,7 @@ def types(connection: Connection) -> dict[int, PgType]:
                 element=make(row.element) if row.element else None,
                 base=make(row.base) if row.base else None,
                 base_modifier=row.base_modifier,
+                range_of=make(row.range_of) if row.range_of else None,
                 delimiter=row.delimiter,
             )
         return made[oid]

@@ -89,6 +89,8 @@ class PgType:
     """Of domains only, `typtypmod`: a column of a domain has no modifier of its own."""
     delimiter: str = ","
     """`typdelim`, between the elements of an array of this type: `;` for box."""
+    range_of: PgType | None = None
+    """Of ranges and multiranges only."""
 
 
 BOOL, BYTEA, INT8, INT2, INT4, OID = 16, 17, 20, 21, 23, 26
