@@ -417,8 +417,10 @@ def test_the_publication_of_another_log_is_left_alone(
 ) -> None:
     other = ("--log", str(tmp_path / "other"))
     caught_up(added)
-    done = added("capture", "add", "shop", database.dsn(), "--tables", "orders", *other)
-    assert done.code == 0, done.err
+    error = added("capture", "add", "shop", database.dsn(), "--json", *other).error
+    assert (error["code"], "another name" in error["fix"]) == ("HR-CAPTURE-007", True)
+    with hr.connect(tmp_path / "other") as log:  # which does not look at the server
+        hr.capture(log, "shop", database.dsn())
     done = added("capture", "remove", "shop", "--yes", "--json", *other)
     assert done.json["dropped"] == []
     assert publications(shop) == ["headrace_shop"]
@@ -483,6 +485,34 @@ def test_no_rights(headrace: Headrace, database: Database, shop: psycopg.Connect
         assert "permission denied" in " ".join(error["details"]["refused"].values())
         assert headrace("capture", "check", address, "--tables", "orders").code == 1
         assert publications(shop) == []
+    finally:
+        shop.execute(f"drop owned by {role}")
+        shop.execute(f"drop role {role}")
+
+
+def test_a_right_that_was_taken_away(
+    headrace: Headrace, database: Database, shop: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    """It is not that the server is away; and in Python it is an error with a name too."""
+    role = f"reader_{database.name}"
+    shop.execute(f"create role {role} login replication in role pg_read_all_data")
+    try:
+        address = database.dsn(user=role)
+        with hr.connect(tmp_path / "other") as log:
+            unready = hr.capture(log, "shop", address)
+            with pytest.raises(errors.SourceNotReady, match="permission denied"):
+                unready.run("caught up")
+        shop.execute(f"grant create on database {database.name} to {role}")
+        shop.execute(f"alter table orders owner to {role}")
+        assert headrace("capture", "add", "shop", address, "--tables", "orders").code == 0
+        shop.execute(f"alter role {role} noreplication")
+        for _ in range(2):  # before there is a slot, and then
+            error = headrace("capture", "run", "shop", "--until-caught-up", "--json").error
+            assert error["code"] == "HR-CAPTURE-028"
+            assert error["fix"] == f'ALTER ROLE "{role}" REPLICATION'
+            shop.execute(f"alter role {role} replication")
+            caught_up(headrace)
+            shop.execute(f"alter role {role} noreplication")
     finally:
         shop.execute(f"drop owned by {role}")
         shop.execute(f"drop role {role}")

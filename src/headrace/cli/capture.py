@@ -115,15 +115,17 @@ def add(
     used now and not kept: PGPASSWORD or ~/.pgpass supplies it later.
     """
     from headrace.sources.postgres import settings as asked
-    from headrace.sources.postgres.prepare import prepared, reached, wanted
+    from headrace.sources.postgres.prepare import prepared, reached, refuse_another_log, wanted
 
     asked.check_name(name)
     kept, secret = asked.without_password(address)
     settings = asked.Settings(kept, _patterns(tables), numeric_as_text)
     with open_log(path, create=True) as log:
         asked.check_free(log, name)
+        want = wanted(name, settings.tables)
         with reached(address) as connection:
-            found, refused = prepared(connection, wanted(name, settings.tables), fix=fix)
+            refuse_another_log(connection, want, log.journal.log_id.hex())
+            found, refused = prepared(connection, want, fix=fix)
         _refuse(name, kept, found, refused, as_json=as_json)
         asked.add(log, name, settings)
     if as_json:
@@ -247,7 +249,7 @@ def run(name: str, until_caught_up: bool, readers: int, path: str, as_json: bool
     import headrace
     from headrace.sources.postgres import settings as asked
     from headrace.sources.postgres.catalog import lsn_text
-    from headrace.sources.postgres.prepare import reached, refusals
+    from headrace.sources.postgres.prepare import reached
 
     began = time.monotonic()
     with open_log(path) as log:
@@ -261,8 +263,7 @@ def run(name: str, until_caught_up: bool, readers: int, path: str, as_json: bool
             log, name, report=said.progress, lost=said.lost, stopped=said.stopped, readers=readers
         )
         try:
-            with refusals(settings.dsn):
-                _run(log, running, said, until_caught_up=until_caught_up)
+            _run(log, running, said, until_caught_up=until_caught_up)
         except KeyboardInterrupt:
             pass
         finally:

@@ -63,6 +63,7 @@ from headrace.sources.postgres import catalog, resume, waits
 from headrace.sources.postgres.captured import META, OF_A_TABLE, Captured, Changes
 from headrace.sources.postgres.group import Group, Run, told_of
 from headrace.sources.postgres.large import PART_BYTES, Large
+from headrace.sources.postgres.prepare import refusals
 from headrace.sources.postgres.protocol import Column, Message, Relation, Rows, Truncate
 from headrace.sources.postgres.redefine import redefine, refuse_reserved
 from headrace.sources.postgres.session import connected, in_session
@@ -212,8 +213,9 @@ class Capture:
         in the log for who asks later.
         """
         try:
-            return self._run(until)
-        except (errors.HeadraceError, psycopg.Error) as error:
+            with refusals(self.name):
+                return self._run(until)
+        except errors.HeadraceError as error:
             self._keep(error)
             raise
 
@@ -398,6 +400,11 @@ class Capture:
         """Find everything as it was left, or make it."""
         if self.state is not None:
             self._save(self.state.lsn)  # or we are fenced: then nothing here is for us to judge
+        role, statement = catalog.replicates(control)
+        if statement:  # else the stream would only find no connection
+            raise errors.SourceNotReady(
+                f"role {role} may not replicate", place=self.name, fix=statement
+            )
         found = catalog.identity(control)
         name = f"headrace_{self.name}" if self.state is None else self.state.publication
         chosen, published = self._there(control, name)

@@ -206,6 +206,21 @@ def identity(connection: Connection) -> Identity:
     return Identity(*row)
 
 
+def replicates(connection: Connection) -> tuple[str, str]:
+    """Our role, and the statement that lets it replicate; empty if it may."""
+    query = """
+        select rolname, rolreplication or rolsuper or exists (
+          select from pg_roles g where g.rolname = 'rds_replication'
+            and pg_has_role(r.oid, g.oid, 'usage')),
+          to_regrole('rds_replication') is not null as rds
+        from pg_roles r where rolname = current_user
+        """
+    name, able, rds = _one(connection, query)
+    role = identifier(name)
+    way = f"GRANT rds_replication TO {role}" if rds else f"ALTER ROLE {role} REPLICATION"
+    return name, "" if able else way
+
+
 def lsn(connection: Connection) -> int:
     """The position up to which the server has written its WAL."""
     row = _one(

@@ -191,20 +191,11 @@ def _timeout(connection: Connection, milliseconds: int) -> Finding:
 
 
 def _role(connection: Connection) -> Iterator[Finding]:
-    query = """
-        select rolname, rolreplication or rolsuper or exists (
-          select from pg_roles g where g.rolname = 'rds_replication'
-            and pg_has_role(r.oid, g.oid, 'usage'))
-        from pg_roles r where rolname = current_user
-        """
-    name, able = connection.execute(query).fetchone() or ("", False)
+    name, statement = catalog.replicates(connection)
     where = f"role {name}"
-    if able:
+    if not statement:
         yield Finding("ok", "may replicate", where)
         return
-    statement = f"ALTER ROLE {identifier(name)} REPLICATION"
-    if _value(connection, "select to_regrole('rds_replication') is not null"):
-        statement = f"GRANT rds_replication TO {identifier(name)}"
     why = "slots are made and read by roles with REPLICATION only"
     yield Finding("error", "may not replicate", where, why, (statement,))
 

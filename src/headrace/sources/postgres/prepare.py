@@ -14,7 +14,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace import errors
-from headrace.sources.postgres import preflight
+from headrace.sources.postgres import catalog, preflight, resume
 from headrace.sources.postgres.preflight import Finding, Wanted
 from headrace.sources.postgres.session import SETTINGS, connected
 from headrace.sources.postgres.settings import without_password
@@ -66,6 +66,12 @@ def refusals(place: str) -> Iterator[None]:
 def one_line(error: Exception) -> str:
     """What an error says, as a fact."""
     return " ".join(str(error).split()).rstrip(".")
+
+
+def refuse_another_log(connection: psycopg.Connection[Any], want: Wanted, log: str) -> None:
+    """Raise `SlotInUse` if a new capture of this name would take over that of another log."""
+    note = catalog.note(connection, want.publication)
+    resume.check_new(want.publication, log, note, catalog.slots_of(connection, want.publication))
 
 
 def prepared(
