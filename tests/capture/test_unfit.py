@@ -230,6 +230,15 @@ def test_an_identity_that_is_lost_stops_its_table_and_is_said(
     assert set(told) == {told[0]}
 
 
+def test_a_table_that_is_unfit_from_the_start_is_said_once(
+    database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any]
+) -> None:
+    connection.execute("create table bare(); create table t(id int primary key)")
+    told: list[str] = []
+    capture(log, database.dsn(), stopped=lambda table, _: told.append(table)).run("caught up")
+    assert told == ["public.bare"]
+
+
 @pytest.mark.parametrize("down", [False, True], ids=["", "while nobody is there"])
 def test_a_stopped_table_may_be_taken_out_of_the_publication(
     database: Database, log: EmbeddedLog, connection: psycopg.Connection[Any], down: bool

@@ -592,6 +592,8 @@ def test_hr_capture(
             hr.capture(log, "other")
         with pytest.raises(errors.BadSetting):
             hr.capture(log, "shop", colour="red")
+        assert hr.capture(log, "shop", tables="orders").patterns == ("orders",)
+        assert hr.capture(log, "shop", tables=["!orders"]).patterns == ("public.*", "!orders")
     assert headrace("capture", "status", "--json").json[0]["capture"] == "shop"
 
 

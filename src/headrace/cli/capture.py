@@ -78,12 +78,9 @@ tables_option = click.option(
 
 
 def _patterns(tables: Iterable[str]) -> tuple[str, ...]:
-    from headrace.sources.postgres.settings import EVERYTHING
+    from headrace.sources.postgres.settings import patterns
 
-    found = [pattern for text in tables for pattern in listed(text)]
-    if found and all(pattern.startswith("!") for pattern in found):
-        found = [*EVERYTHING, *found]
-    return tuple(found) or EVERYTHING
+    return patterns(pattern for text in tables for pattern in listed(text))
 
 
 # --- add, check -----------------------------------------------------------------------------------

@@ -398,6 +398,7 @@ class Capture:
 
     def _prepare(self, control: psycopg.Connection) -> None:
         """Find everything as it was left, or make it."""
+        self._told = {}
         if self.state is not None:
             self._save(self.state.lsn)  # or we are fenced: then nothing here is for us to judge
         role, statement = catalog.replicates(control)
@@ -446,7 +447,6 @@ class Capture:
         self._mark_gone(chosen)
         state.starts += 1
         self._save(state.lsn)
-        self._told = {}
         self._say_stopped()
         self._note(control)
 

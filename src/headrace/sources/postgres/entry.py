@@ -28,7 +28,7 @@ def entered(
         dsn = asked.get(log, name).dsn
     said = replace(there or asked.Settings(""), dsn=asked.without_password(dsn)[0])
     if tables is not None:
-        said = replace(said, tables=tuple(tables))
+        said = replace(said, tables=asked.patterns(tables))
     if "numeric_as_text" in options:
         said = replace(said, numeric_as_text=options["numeric_as_text"])
     try:

@@ -11,7 +11,7 @@ supplies it, as for every program that connects through libpq.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,12 @@ class Settings:
     def to_json(self) -> dict[str, Any]:
         """The inverse."""
         return asdict(self) | {"tables": list(self.tables)}
+
+
+def patterns(tables: Iterable[str]) -> tuple[str, ...]:
+    """One may stand alone; with those only that leave out, all else of schema `public` is meant."""
+    found = (tables,) if isinstance(tables, str) else tuple(tables)
+    return found if any(not one.startswith("!") for one in found) else (*EVERYTHING, *found)
 
 
 def check_name(name: str) -> None:
