@@ -580,6 +580,10 @@ def test_a_text_that_is_not_utf8_stops_its_table_only(postgres: Server, log: Emb
         assert [row["prefix"] for one in log.read("shop._messages") for row in one.to_pylist()] == [
             r"\xe9"
         ]
+        with postgres.connect("loose", client_encoding="SQL_ASCII") as connection:
+            connection.execute(b'create table "caf\xe9"(id int primary key)')
+        with pytest.raises(errors.SourceNotReady, match="a name in the database is not UTF-8"):
+            shop.run("caught up")
     finally:
         postgres.drop_database("loose")
 

@@ -57,6 +57,13 @@ def refusals(place: str) -> Iterator[None]:
         yield
     except psycopg.OperationalError as error:
         raise errors.SourceAway(f"the database went away: {one_line(error)}", place=place) from None
+    except psycopg.errors.CharacterNotInRepertoire as error:  # rows come otherwise: see `Stream`
+        raise errors.SourceNotReady(
+            f"a name in the database is not UTF-8: {one_line(error)}",
+            place=place,
+            why="the names of topics and columns are; the encoding of the database checks nothing",
+            fix="find it with \\d in psql (PGCLIENTENCODING=SQL_ASCII), and rename it",
+        ) from error
     except psycopg.Error as error:
         raise errors.SourceNotReady(
             f"the server refuses: {one_line(error)}", place=place
