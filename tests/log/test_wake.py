@@ -1,18 +1,15 @@
 """Waiting: woken by the next append, by any process, and free while nothing happens.
 
-Caught: a reader that polls, sleeps over an entry, outlives its handle, or shows what it has read
-ahead before it is synced, or from a place that does not count any more. Not caught: how quick the
+Caught: a reader that polls, sleeps over an entry, or outlives its handle. Not caught: how quick the
 wake-up is; `./run bench log` measures it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -20,7 +17,7 @@ import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.embedded.places import Places
-from tests.log.kit import Child, Machine, machine_log, values
+from tests.log.kit import Child, values
 
 FOLLOW = """
     log = hr.connect(folder)
@@ -93,78 +90,6 @@ def test_a_follower_misses_nothing(log: EmbeddedLog) -> None:
     assert positions == sorted(set(positions))
     assert [a for a in found if a < 1000] == list(range(150))
     assert [a for a in found if a >= 1000] == list(range(1000, 1150))
-
-
-class Following:
-    """A reading that a thread of this process follows."""
-
-    def __init__(self, log: EmbeddedLog) -> None:
-        self.reading = log.read("t", start="latest", follow=True)
-        self.found: list[tuple[int, int]] = []
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        for batch in self.reading:
-            positions, values = batch.positions.to_pylist(), batch.data["a"].to_pylist()
-            self.found += zip(positions, values, strict=True)
-
-    def until(self, so: Callable[[], object]) -> None:
-        for _ in range(2000):
-            if so():
-                return
-            time.sleep(0.005)
-        raise AssertionError(f"found {self.found}")
-
-    def has(self, count: int) -> None:
-        self.until(lambda: len(self.found) == count)
-
-    def is_ahead(self) -> None:
-        self.until(lambda: self.reading._ahead is not None)
-
-
-def test_an_entry_that_was_read_ahead_is_shown_when_it_is_synced(folder: str) -> None:
-    """It is decoded while nobody may see it, shown once the disk has it, and shown once. R-A2"""
-    with hr.connect(folder, background=False) as log:
-        log.create_topic("t", "a bigint")
-        log.create_topic("other", "a bigint")
-        following = Following(log)
-        for a in range(5):
-            time.sleep(0.02)
-            position = log.append("t", [{"a": a}], durability="os").position
-            following.is_ahead()
-            more = log.append("t", [{"a": 100 + a}], durability="os").position
-            log.append("other", [{"a": a}], durability="os")
-            assert len(following.found) == 2 * a
-            log.sync()
-            following.has(2 * a + 2)
-            assert following.found[2 * a :] == [(position, a), (more, 100 + a)]
-    following.thread.join(10)
-    assert not following.thread.is_alive()
-
-
-def test_what_was_read_ahead_and_is_in_another_file_is_read_there(folder: str) -> None:
-    """A sync fails; who opens the log copies what was not synced: a follower has it once. R-A4"""
-    machine = Machine()
-    log = machine_log(folder, machine, background=False)
-    log.create_topic("t", "a bigint")
-    following = Following(log)
-    told = [log.append("t", [{"a": 1}], durability="os").position]
-    following.is_ahead()
-    failed = OSError(errno.EIO, "Input/output error")
-    machine.fails = lambda call, path: failed if call == "fdatasync" else None
-    with pytest.raises(errors.Unknown) as unknown:
-        log.append("t", [{"a": 2}])
-    machine.fails = lambda call, path: None
-    assert not following.found
-    with machine_log(folder, machine, background=False) as other:
-        told.append(int(str(unknown.value.details["position"])))
-        told.append(other.append("t", [{"a": 3}]).position)
-        following.has(3)
-    assert following.found == list(zip(told, [1, 2, 3], strict=True))
-    log.close()
-    following.thread.join(10)
-    assert not following.thread.is_alive()
 
 
 def test_a_timeout_ends_a_following(log: EmbeddedLog) -> None:

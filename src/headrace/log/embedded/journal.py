@@ -12,8 +12,6 @@ outside the lock. Then, under the append lock:
    file already has.
 4. *publish* in shared memory, the tail last.
 
-Then, if everything before it is synced, forewarn the readers that are asleep (`locks`).
-
 **Durability.** Then, under the sync lock: whoever finds its end already synced returns; whoever
 finds the lock free syncs for all who have written so far; the others sleep until that is done. So
 N writers cost one `fdatasync`, whether they are threads or processes. Readers see nothing beyond
@@ -201,12 +199,9 @@ class Journal:
             live.publish(
                 (end, position, checksum, control, catalog, received, entries, tail.marked, zeroed)
             )
-            alone = live.words[shared.SYNCED] == tail.end
+            return Taken(position, received, end)
         finally:
             lock.release()
-        if alone:  # nobody else appends: who waits for news can prepare while it is synced
-            self.sync_lock.forewarn()
-        return Taken(position, received, end)
 
     def _number(self, sections: Sequence[SectionDraft]) -> Offsets | memoryview:
         """Give the rows their offsets; the ends, which move only once the record is written."""
@@ -342,7 +337,9 @@ class Journal:
                     self._synced_through = tail.position
             finally:
                 lock.release(EVERYBODY)
-            if not free:
+            if free:
+                self._refuse_unless_in_place()  # behind the wake: readers need not wait for it
+            else:
                 deadline = deadline or self.system.monotonic() + timeout
                 if self.system.monotonic() >= deadline:
                     raise lock.timed_out(timeout)
@@ -360,13 +357,16 @@ class Journal:
             raise errors.LogPoisoned(
                 f"syncing the journal: {error.strerror or error}", place=file.path
             ) from error
-        try:
-            self.live.check_in_place()
-        except errors.LogGone as gone:  # what was synced is in files that nobody will find
-            self.refused = gone
-            raise
         self.syncs += 1
         self.publish_synced(tail)
+
+    def _refuse_unless_in_place(self) -> None:
+        """Raise if the folder is gone: what was synced is in files that nobody will find."""
+        try:
+            self.live.check_in_place()
+        except errors.LogGone as gone:
+            self.refused = gone
+            raise
 
     def publish_synced(self, tail: Tail) -> None:
         """Move the synced end, which readers and waiters see (sync lock held)."""
@@ -474,6 +474,7 @@ class Journal:
             self.sync_lock.acquire(self.settings.lock_timeout_seconds)
             rolled = tail._replace(end=roll.end, checksum=roll.checksum)
             self._sync_to(rolled)
+            self._refuse_unless_in_place()
             with os_errors("starting a journal file", self.files.folder):
                 tail = self.begin_file(
                     number + 1,

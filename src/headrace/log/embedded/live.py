@@ -263,7 +263,7 @@ class Live:
         self._system.unlink(f"{self._folder}/counters.{old}")
 
     def close(self) -> None:
-        """Unmap; a thread that still waits for news sees an empty log, and that it is closed."""
+        """Unmap; a thread in the midst of something sees an empty log, and that it is closed."""
         self._view = memoryview(bytearray(WORDS_BYTES))
         self.words = self._view.cast("Q")
         self._ends = np.zeros(0, np.uint64)

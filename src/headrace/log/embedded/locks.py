@@ -28,7 +28,7 @@ import contextlib
 import threading
 
 from headrace import errors
-from headrace.log.embedded.system import EVERYBODY, File, Shared, System
+from headrace.log.embedded.system import File, Shared, System
 
 
 class CrossLock:
@@ -55,7 +55,6 @@ class CrossLock:
         self._words32 = shared.view.cast("I")
         self._words64 = shared.view.cast("Q")
         self._waiting = word + 1
-        self._early, self._early_waiting = word + 2, word + 3
         self._threads = threading.RLock()  # knows whose it is
         self._owner = 0
         self._shut = False
@@ -110,23 +109,6 @@ class CrossLock:
         limit = self.LOOK_UNASKED_SECONDS
         self._shared.wait(self._word, seen, limit if timeout is None else min(timeout, limit))
 
-    def early_seen(self) -> int:
-        """As `seen`, of the word that changes before: for `wait_forewarned`."""
-        return self._words32[self._early]
-
-    def wait_forewarned(self, seen: int, timeout: float | None) -> None:
-        """As `wait_changed`, but end it already when somebody says that there will be news."""
-        self._words32[self._early_waiting] = 1
-        limit = self.LOOK_UNASKED_SECONDS
-        self._shared.wait(self._early, seen, limit if timeout is None else min(timeout, limit))
-
-    def forewarn(self) -> None:
-        """Tell those who wait for it that there will be news soon."""
-        if self._words32[self._early_waiting]:
-            self._words32[self._early_waiting] = 0
-            self._words32[self._early] = self._unused()
-            self._shared.wake(self._early, EVERYBODY)
-
     def release(self, wake: int = 1) -> None:
         """Give it back and wake that many waiters; one only if somebody waits for the lock.
 
@@ -147,13 +129,9 @@ class CrossLock:
     def signal(self, wake: int) -> None:
         """Change the word to a value nobody waits on, and wake."""
         self._words32[self._waiting] = 0
-        self._words32[self._word] = self._words32[self._early] = self._unused()
-        self._shared.wake(self._word, wake)
-        self.forewarn()
-
-    def _unused(self) -> int:
         self._token = (self._token + 0x9E3779B1) & 0xFFFFFFFF
-        return self._token
+        self._words32[self._word] = self._token
+        self._shared.wake(self._word, wake)
 
     def shut(self, timeout: float) -> None:
         """Let the thread that has it finish, and none after it: it is never given back."""

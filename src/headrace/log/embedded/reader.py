@@ -8,11 +8,6 @@ of it is `last`.
 
 Files in which no topic wanted has rows are skipped. Waiting is on the word that changes with every
 sync; nothing polls.
-
-**Reading ahead.** A reader that waits is told of a lone entry when it is written, and decodes it
-while the disk syncs it. What it has then is *ahead*: nobody sees it before the synced end has
-passed it, in the same file and at the same place; else it is thrown away, and what stands there
-is read as ever (what was not synced is copied to another file, or lost, when a disk has failed).
 """
 
 from __future__ import annotations
@@ -72,14 +67,6 @@ class Part(NamedTuple):
     span: Span
     headers: pa.Array | None
     transaction: pa.Array | None
-
-
-class Ahead(NamedTuple):
-    """An entry that is written and not yet synced, decoded; shown to nobody."""
-
-    record: Record
-    data: pa.Buffer
-    parts: list[Part | None]
 
 
 class Window:
@@ -176,7 +163,6 @@ class Reading:
         self._previous: int | None = None
         self._done = False
         self._polling = False
-        self._ahead: Ahead | None = None
         self._batches = self._run()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -388,7 +374,7 @@ class Reading:
         if self._timeout is not None:
             deadline = self._journal.system.monotonic() + self._timeout
         while True:
-            seen, early = lock.seen(), lock.early_seen()
+            seen = lock.seen()
             if self._closed():  # who closes says so first, and wakes then
                 return False
             if words[shared.SYNCED] > self._cursor:
@@ -398,39 +384,7 @@ class Reading:
                 left = deadline - self._journal.system.monotonic()
                 if left <= 0:
                     return False
-            written = self._journal.live.tail().end
-            if written <= self._cursor:
-                lock.wait_forewarned(early, left)
-                continue
-            if self._ahead is None and self._through is None:
-                self._ahead = self._read_ahead(min(written, self._cursor + ALONE_BYTES))
             lock.wait_changed(seen, left)
-
-    def _read_ahead(self, end: int) -> Ahead | None:
-        """The entry at the cursor, if it is whole, small and wanted."""
-        try:
-            walk = self._files.walk(self._cursor, end, previous=self._previous, bodies=True)
-            for record, data, at in walk:
-                found, large = self._found(record)
-                if not found or large:
-                    break
-                parts = [self._part(record, s, way, data, at) for s, way in found]
-                return Ahead(record, data, parts)
-        except (errors.HeadraceError, OSError):  # who reads it when it is synced says what it is
-            pass
-        return None
-
-    def _found(self, record: Record) -> tuple[list[tuple[Section, Way]], bool]:
-        """The sections of a record that are to be read, and whether one of them is large."""
-        found: list[tuple[Section, Way]] = []
-        large = False
-        if record.kind == ENTRY and record.position > self._skip_through:
-            for section in record.sections():
-                if section.topic in self._wanted:
-                    way = self._ways.of(section.topic, section.schema, section.flags)
-                    found.append((section, way))
-                    large = large or section.length >= ALONE_BYTES or section.piece > 0
-        return found, large
 
     def _end_of_file(self) -> int:
         """The address at which the file under the cursor ends, as far as it may be read."""
@@ -473,31 +427,32 @@ class Reading:
     def _read_to(self, end: int) -> Iterator[Batch]:
         """Windows of whole entries from the cursor to `end`, in one file."""
         window = Window(self._journal.settings)
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.record.address == self._cursor and ahead.record.end <= end:
-            record = ahead.record
-            window.add(record.position, ahead.data, ahead.parts)
-            self._cursor, self._previous = record.end, record.checksum
-            self._passed = record.position
         walk = self._files.walk(self._cursor, end, previous=self._previous, bodies=True)
         try:
             for record, data, at in walk:
-                if self._through is not None and record.position > self._through:
-                    self._done = True
-                    break
-                found, large = self._found(record)
-                if window.parts and (large or not window.takes(found)):
-                    yield from self._window(window)
-                    window = Window(self._journal.settings)
-                if large and len(found) == 1:
-                    part = self._part(record, *found[0], data, at)
-                    if part is not None:
-                        yield self._batch([part], record.position, last=True)
-                elif large:
-                    yield from self._chunks(record, found, data, at)
-                else:
-                    parts = [self._part(record, s, way, data, at) for s, way in found]
-                    window.add(record.position, data, parts)
+                if record.kind == ENTRY and record.position > self._skip_through:
+                    if self._through is not None and record.position > self._through:
+                        self._done = True
+                        break
+                    found = []
+                    large = False
+                    for section in record.sections():
+                        if section.topic in self._wanted:
+                            way = self._ways.of(section.topic, section.schema, section.flags)
+                            found.append((section, way))
+                            large = large or section.length >= ALONE_BYTES or section.piece > 0
+                    if window.parts and (large or not window.takes(found)):
+                        yield from self._window(window)
+                        window = Window(self._journal.settings)
+                    if large and len(found) == 1:
+                        part = self._part(record, *found[0], data, at)
+                        if part is not None:
+                            yield self._batch([part], record.position, last=True)
+                    elif large:
+                        yield from self._chunks(record, found, data, at)
+                    else:
+                        parts = [self._part(record, s, way, data, at) for s, way in found]
+                        window.add(record.position, data, parts)
                 self._cursor, self._previous = record.address + record.length, record.checksum
                 self._passed = record.position
         except errors.LogDamaged:
