@@ -337,9 +337,7 @@ class Journal:
                     self._synced_through = tail.position
             finally:
                 lock.release(EVERYBODY)
-            if free:
-                self._refuse_unless_in_place()  # behind the wake: readers need not wait for it
-            else:
+            if not free:
                 deadline = deadline or self.system.monotonic() + timeout
                 if self.system.monotonic() >= deadline:
                     raise lock.timed_out(timeout)
@@ -357,16 +355,13 @@ class Journal:
             raise errors.LogPoisoned(
                 f"syncing the journal: {error.strerror or error}", place=file.path
             ) from error
-        self.syncs += 1
-        self.publish_synced(tail)
-
-    def _refuse_unless_in_place(self) -> None:
-        """Raise if the folder is gone: what was synced is in files that nobody will find."""
         try:
             self.live.check_in_place()
-        except errors.LogGone as gone:
+        except errors.LogGone as gone:  # what was synced is in files that nobody will find
             self.refused = gone
             raise
+        self.syncs += 1
+        self.publish_synced(tail)
 
     def publish_synced(self, tail: Tail) -> None:
         """Move the synced end, which readers and waiters see (sync lock held)."""
@@ -474,7 +469,6 @@ class Journal:
             self.sync_lock.acquire(self.settings.lock_timeout_seconds)
             rolled = tail._replace(end=roll.end, checksum=roll.checksum)
             self._sync_to(rolled)
-            self._refuse_unless_in_place()
             with os_errors("starting a journal file", self.files.folder):
                 tail = self.begin_file(
                     number + 1,
