@@ -13,9 +13,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "headrace"
 FOLDERS = ("src", "tests", "benchmarks", "tools", "examples")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+SOURCES += [ROOT / "hatch_build.py"]
 TEXTS = sorted(
     path
-    for pattern in ("*.md", "*.toml", "*.lock", "run", ".ci/run", "docs/**/*.md")
+    for pattern in ("*.md", "*.toml", "*.lock", "run", ".ci/run", "docs/**/*.md", "src/**/*.c")
     for path in ROOT.glob(pattern)
 )
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
+import sys
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import hatch_build
 from tools import check, setup, system
 
 ROOT = Path(__file__).resolve().parent.parent
+
+DECIDING = ("requirements.lock", *setup.DECIDING)
 
 JUNIT = """<testsuites><testsuite>
 <testcase classname="tests.a" name="one"/>
@@ -68,11 +74,14 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
 
     def at(name: str) -> Path:
         root = tmp_path / name
-        root.mkdir(exist_ok=True)
-        for file in ("requirements.lock", "pyproject.toml"):
-            shutil.copy(ROOT / file, root)
+        compiled = root / hatch_build.FOLDER / hatch_build.MADE
+        compiled.parent.mkdir(parents=True, exist_ok=True)
+        compiled.touch()
+        for file in DECIDING:
+            shutil.copy(ROOT / file, root / file)
         places = {"ROOT": root, "VENV": root / ".venv", "PYTHON": root / ".venv/bin/python"}
         places |= {"READY": root / ".venv/.ready", "LOCK": root / "requirements.lock"}
+        places |= {"SHORT_CUT": compiled, "CC_LOCK": root / "requirements-cc.lock"}
         places |= {"TURN": root / ".venv/.setup-lock", "CACHE": root / ".venv/.uv-cache"}
         for which, place in places.items():
             monkeypatch.setattr(setup, which, place)
@@ -102,18 +111,139 @@ def test_a_broken_off_installation_is_begun_anew(
     assert (venv / ".ready").read_bytes() == setup.wanted()
 
 
-def test_a_new_lock_is_installed_into_what_is_there(
-    clone: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("file", DECIDING)
+def test_what_has_changed_is_installed_into_what_is_there(
+    clone: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
+    """A new lock, or a C source that is to be compiled."""
     venv = clone("here")
-    monkeypatch.setattr(setup, "pip_install", lambda uv, *arguments: None)
+    installed: list[str] = []
+    monkeypatch.setattr(setup, "pip_install", lambda uv, *arguments: installed.extend(arguments))
     assert setup.main() == 0
     (venv / "old").touch()
-    with open(setup.LOCK, "a") as lock:
-        lock.write("# changed")
+    with open(venv.parent / file, "a") as changed:
+        changed.write("# changed")
+    installed.clear()
     assert setup.main() == 0
+    assert str(setup.ROOT) in installed
     assert (venv / "old").exists()
     assert (venv / ".ready").read_bytes() == setup.wanted()
+
+
+@pytest.mark.parametrize("file", DECIDING)
+def test_run_calls_the_set_up_when_something_has_changed_and_only_then(
+    clone: Callable[[str], Path], file: str
+) -> None:
+    root = clone("here").parent
+    shutil.copy(ROOT / "run", root)
+    (root / "tools").mkdir()
+    (root / "tools" / "setup.py").write_text("print('sets up')")
+    setup.PYTHON.parent.mkdir(parents=True)
+    setup.PYTHON.symlink_to(sys.executable)
+    setup.READY.write_bytes(setup.wanted())
+    run = [str(root / "run"), "true"]
+    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout == ""
+    with open(root / file, "a") as changed:
+        changed.write("# changed")
+    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout == "sets up\n"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "fetches", "fails"),
+    [
+        (["no C compiler (...)", ""], True, False),
+        (["no C compiler (...)", "ld: error"], True, False),
+        (["no C compiler (...)"], True, True),
+        (["this Python came without Python.h"], False, False),
+    ],
+)
+def test_a_compiler_is_fetched_where_there_is_none_and_without_it_all_goes_on(
+    clone: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    reasons: list[str],
+    fetches: bool,
+    fails: bool,
+) -> None:
+    clone("here")
+    setup.SHORT_CUT.unlink()
+    asked: list[str] = []
+
+    def pip_install(uv: str, *arguments: str, quiet: bool = False) -> None:
+        asked.extend(arguments)
+        if fails and quiet:
+            raise subprocess.CalledProcessError(1, "pip")
+
+    tries = iter(reasons)
+    monkeypatch.setattr(setup, "pip_install", pip_install)
+    monkeypatch.setattr(setup, "not_compiled", lambda: next(tries))
+    assert setup.main() == 0
+    assert (str(setup.CC_LOCK) in asked) is fetches
+    said = [line for line in capsys.readouterr().err.splitlines() if "short cut" in line]
+    assert len(said) == bool(reasons[-1])
+    assert all(reasons[-1] in line for line in said)
+    assert list(tries) == []
+
+
+def wheel_of(root: Path) -> tuple[str, set[str], str]:
+    """Build a wheel; give its name, the names of its files, and what was said."""
+    for file in ("README.md", "LICENSE", ".gitignore", "src/headrace/__init__.py"):
+        shutil.copy(ROOT / file, root / file)
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "made"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    (wheel,) = (root / "made").iterdir()
+    return wheel.name, {Path(name).name for name in zipfile.ZipFile(wheel).namelist()}, done.stderr
+
+
+def test_a_wheel_has_the_short_cut_compiled_without_a_warning(
+    clone: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    obstacle = hatch_build.obstacle()
+    if obstacle:
+        pytest.skip(obstacle)
+    root = clone("here").parent
+    monkeypatch.setenv("CC", f"{shlex.join(hatch_build.compiler())} -Werror")
+    name, files, said = wheel_of(root)
+    assert "-cp311-abi3-linux_" in name, said
+    assert hatch_build.MADE in files
+    assert "shortcut.c" not in files
+    assert setup.SHORT_CUT.stat().st_size
+    assert list(setup.SHORT_CUT.parent.glob("_shortcut.*")) == [setup.SHORT_CUT]
+
+
+@pytest.mark.parametrize("compiler", ["false", "true", "not-there", "'"])
+def test_without_a_compiler_that_works_the_wheel_is_the_pure_one_and_says_why(
+    clone: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, compiler: str
+) -> None:
+    """What was compiled before does not stay: it may be of another source."""
+    root = clone("here").parent
+    monkeypatch.setenv("CC", compiler)
+    name, files, said = wheel_of(root)
+    assert "-py3-none-any" in name
+    assert hatch_build.MADE not in files
+    assert [line for line in said.splitlines() if "without its short cut in C: " in line]
+    assert not setup.SHORT_CUT.exists()
+
+
+def test_the_set_up_looks_for_what_the_build_makes() -> None:
+    assert setup.SHORT_CUT == ROOT / hatch_build.FOLDER / hatch_build.MADE
+    assert str(hatch_build.FOLDER / "shortcut.c") in setup.DECIDING
+
+
+def test_what_is_in_the_way_of_compiling_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("sysconfig.get_config_var", lambda name: None)
+    assert str(hatch_build.obstacle()).startswith("no C compiler")  # setup.py knows these words
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    assert "Python.h" in str(hatch_build.obstacle())
+    monkeypatch.setattr("sysconfig.get_config_var", lambda name: 1)
+    assert "global lock" in str(hatch_build.obstacle())
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert "Linux" in str(hatch_build.obstacle())
 
 
 def test_a_folder_that_was_moved_gets_a_venv_of_its_own(
@@ -139,8 +269,9 @@ def test_what_keeps_setup_from_writing_is_said_in_one_line(
     assert capsys.readouterr().err.startswith("run: failed: ")
 
 
-def test_the_lock_names_no_host_and_has_a_hash_for_everything() -> None:
-    lock = (ROOT / "requirements.lock").read_text()
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-cc.lock"])
+def test_a_lock_names_no_host_and_has_a_hash_for_everything(name: str) -> None:
+    lock = (ROOT / name).read_text()
     assert "://" not in lock
     pins = [line for line in lock.splitlines() if "==" in line and not line.startswith(" ")]
     assert pins

@@ -23,7 +23,9 @@ from tools import system
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = [
-    name for name in ("src", "tests", "benchmarks", "tools", "examples") if (ROOT / name).is_dir()
+    name
+    for name in ("src", "tests", "benchmarks", "tools", "examples", "hatch_build.py")
+    if (ROOT / name).exists()
 ]
 
 SECOND_LOOKS = 3

@@ -7,10 +7,14 @@ it without starting Python. Where it is missing an installation was broken off, 
 package of which half is there for installed; where it names another place, the programs in
 `.venv/bin` call the Python there: both are made anew. A lock file lets several first calls at once
 wait for one another.
+
+The package itself is installed so that its sources are used, and its build hook compiles the short
+cut in C (`hatch_build.py`). Without a C compiler one is fetched; else all goes on in Python.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import os
@@ -29,6 +33,9 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 READY = VENV / ".ready"
 LOCK = ROOT / "requirements.lock"
+CC_LOCK = ROOT / "requirements-cc.lock"
+DECIDING = ("pyproject.toml", "hatch_build.py", "src/headrace/log/embedded/shortcut.c")
+SHORT_CUT = ROOT / "src/headrace/log/embedded/_shortcut.abi3.so"
 TURN = VENV / ".setup-lock"  # not .venv/.lock: uv itself locks that one, and would wait for us
 CACHE = VENV / ".uv-cache"  # where home cannot be written
 
@@ -66,18 +73,18 @@ def set_up() -> None:
         except BlockingIOError:
             say("another call is installing, waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        before = READY.read_bytes() if READY.exists() else b""
-        if before == wanted() and PYTHON.exists():
+        before, now = READY.read_bytes() if READY.exists() else b"", wanted()
+        if before == now and PYTHON.exists():
             return
         READY.unlink(missing_ok=True)
         install(anew=not before.startswith(f"{ROOT}\n".encode()) or not usable())
-        write_whole(READY, wanted())
+        write_whole(READY, now)  # not what has changed meanwhile
 
 
 def wanted() -> bytes:
     """Give what ./run compares: the place, as a venv cannot be moved, and what decides all else."""
-    parts = [f"{ROOT}\n".encode(), LOCK.read_bytes(), (ROOT / "pyproject.toml").read_bytes()]
-    return b"".join(parts)
+    files = (LOCK, *(ROOT / name for name in DECIDING))
+    return b"".join([f"{ROOT}\n".encode(), *(file.read_bytes() for file in files)])
 
 
 def install(*, anew: bool) -> None:
@@ -88,7 +95,9 @@ def install(*, anew: bool) -> None:
     before = set(packages())
     write_whole(VENV / "dist.cfg", DIST_CONFIG.encode())
     pip_install(uv, "--require-hashes", "-r", str(LOCK))
-    pip_install(uv, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    again = ["--force-reinstall", "--no-deps", "--no-build-isolation"]  # or uv would not compile
+    pip_install(uv, *again, "-e", str(ROOT))
+    short_cut(uv)
     new = sorted(set(packages()) - before)
     if new:
         say(f"installed {len(new)} packages: {', '.join(new)}")
@@ -146,7 +155,28 @@ def find_uv() -> str:
     return str(own)
 
 
-def pip_install(uv: str, *arguments: str) -> None:
+def short_cut(uv: str) -> None:
+    """Where hatch_build.py could not compile, say why, or fetch what it lacks: a C compiler."""
+    if SHORT_CUT.exists():  # it leaves no old one
+        return
+    reason = not_compiled()
+    if reason.startswith("no C compiler"):
+        say("no C compiler here: fetching one (ziglang)")
+        with contextlib.suppress(subprocess.CalledProcessError):
+            pip_install(uv, "--require-hashes", "-r", str(CC_LOCK), quiet=True)
+            reason = not_compiled()
+    if reason:
+        say(f"without the short cut in C: {reason}; to try again: ./run python hatch_build.py")
+
+
+def not_compiled() -> str:
+    """Compile the short cut; give why that could not be, or nothing."""
+    command = [PYTHON, ROOT / "hatch_build.py"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return done.stderr.strip()
+
+
+def pip_install(uv: str, *arguments: str, quiet: bool = False) -> None:
     """Install with uv from its cache, else from the index, else with pip: it may know a mirror."""
     command = [uv, "pip", "install", "--quiet", "--python", str(PYTHON), *arguments]
     environment = uv_environment()
@@ -154,9 +184,10 @@ def pip_install(uv: str, *arguments: str) -> None:
         done = subprocess.run(way, env=environment, check=False, capture_output=True, text=True)
         if done.returncode == 0:
             return
-    say(f"uv failed:\n{done.stderr.strip()}")
+    if not quiet:
+        say(f"uv failed:\n{done.stderr.strip()}")
     pip = [sys.executable, "-m", "pip", "--python", str(PYTHON), "install", "--quiet", *arguments]
-    subprocess.run(pip, check=True)
+    subprocess.run(pip, check=True, capture_output=quiet)
 
 
 def uv_environment() -> dict[str, str]:
