@@ -271,6 +271,19 @@ def test_the_doctor_says_what_is_in_the_way(tmp_path: Path) -> None:
     assert all(one.fix for one in wrong.values())
 
 
+@pytest.mark.parametrize(("module", "said"), [(object(), "in C"), (None, "in Python")])
+def test_the_doctor_says_whether_the_short_cut_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: object, said: str
+) -> None:
+    """Both are well: without it the log is the same, and slower."""
+    monkeypatch.delenv("HEADRACE_SHORTCUT", raising=False)
+    monkeypatch.setattr("headrace.log.embedded.shortcut.compiled", lambda: module)
+    project = made(tmp_path, "[page]\nport = false\n")
+    (found,) = [one for one in examined(project, quick=True) if one.what == "short cut"]
+    assert found.level == "ok"
+    assert found.found.endswith(said)
+
+
 def test_the_doctor_says_what_a_target_does_not_allow(tmp_path: Path, postgres: Server) -> None:
     """Each statement that it names takes it to the next thing that is missing, and then to none."""
     with fresh_database(postgres, "lacks") as name, postgres.connect(name) as owner:

@@ -52,6 +52,7 @@ def examined(project: Project, *, quick: bool = False) -> Iterator[Check]:
     """Look at everything, one after the other."""
     yield _python()
     yield from _packages(project)
+    yield _short_cut()
     if project.pipelines:
         yield from _spark(quick=quick)
     yield from _folders(project)
@@ -85,6 +86,14 @@ def _packages(project: Project) -> Iterator[Check]:
             package = f"headrace[{extra}]" if extra else "headrace"
             yield Check("error", name, "is not installed", f"pip install '{package}'")
     yield Check("ok", "packages", ", ".join([f"headrace {metadata.version('headrace')}", *there]))
+
+
+def _short_cut() -> Check:
+    from headrace.log.embedded.shortcut import compiled
+
+    here = "compiled: appends run in C" if compiled() else "none compiled: appends run in Python"
+    left_out = os.environ.get("HEADRACE_SHORTCUT") == "0"
+    return Check("ok", "short cut", "HEADRACE_SHORTCUT=0 leaves it out" if left_out else here)
 
 
 def _spark(*, quick: bool) -> Iterator[Check]:
