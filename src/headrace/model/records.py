@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,20 +48,25 @@ def microseconds_of(time: datetime) -> int:
     return (aware - _EPOCH) // timedelta(microseconds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """An entry was taken, and under the default durability it is on the disk."""
 
     position: int
     """Its place in the log: the read-your-writes token."""
     rows: int
     received_us: int
-    runs: Sequence[tuple[str, bytes]] = field(default=(), repr=False)
+    runs: Sequence[tuple[str, bytes]] = ()
     """For each part its topic, and partition, rows and first offset of each run, packed."""
     duplicate: bool = False
     """True if a writer had stored this version before: nothing was written now."""
     dropped: int = 0
     """Rows that found no room in a topic whose flow is `drop`: not appended, and counted."""
+
+    def __repr__(self) -> str:
+        """What matters, without the packed runs."""
+        more = ", duplicate=True" if self.duplicate else ""
+        more += f", dropped={self.dropped}" if self.dropped else ""
+        return f"Receipt(position={self.position}, rows={self.rows}{more})"
 
     @property
     def offsets(self) -> dict[str, dict[int, int]]:

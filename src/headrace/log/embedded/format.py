@@ -163,11 +163,23 @@ class SectionDraft:
         else:
             fold.advance(np.asarray(ends), self.runs, self.topic.slot)
 
+    def place(self, table: bytes) -> None:
+        """Take the runs as they stand in the record by now."""
+        if self.runs is None:
+            _, _, self.base = _RUN.unpack(table)
+        else:
+            self.runs = np.frombuffer(table, RUNS)
+
     def table(self) -> bytes:
         """The runs as they stand in the record."""
         if self.runs is None:
             return _RUN.pack(self.partition, self.rows, self.base)
         return self.runs.tobytes()
+
+
+def plain_section(topic: Topic) -> bytes:
+    """What the sections of all entries have in common that are one batch of partition 0."""
+    return _SECTION.pack(topic.id, len(topic.schemas), 0, 0, 0, 1, 0, 0, topic.slot, 0, 0, 0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -179,6 +191,8 @@ class Draft:
     flags: int = 0
     kind: int = ENTRY
     section_bytes: bytes = b""
+    run_bytes: bytes = b""
+    """The runs before they are numbered."""
     control_bytes: bytes = b""
     bodies: Sequence[Any] = ()
     meta_length: int = 0
@@ -190,38 +204,32 @@ class Draft:
         if self.control:
             self.control_bytes = _JSON.encode(self.control).encode()
         packed: list[bytes] = []
+        tables: list[bytes] = []
         bodies: list[Any] = []
-        runs = at = 0
+        at = 0
         for s in self.sections:
             body = s.body
             if body is not None:
                 s.offset, s.length, s.checksum = at, len(body), checksum(body)
                 at += (s.length + 63) & -64
                 bodies += body, PAD[-s.length & 63]
-            count = 1 if s.runs is None else len(s.runs)
-            runs += count
-            packed.append(
-                _SECTION.pack(
-                    s.topic.id,
-                    s.schema,
-                    s.flags,
-                    0,
-                    0,
-                    count,
-                    s.rows,
-                    s.piece,
-                    s.topic.slot,
-                    0,
-                    s.sent_time,
-                    s.offset,
-                    s.length,
-                    s.checksum,
-                )
-            )
-        self.section_bytes, self.bodies, self.body_length = b"".join(packed), bodies, at
-        meta = len(packed) * SECTION_BYTES + runs * RUN_BYTES + len(self.control_bytes)
+            tables.append(s.table())
+            count = len(tables[-1]) // RUN_BYTES
+            more = (s.piece, s.topic.slot, 0, s.sent_time, s.offset, s.length, s.checksum)
+            packed.append(_SECTION.pack(s.topic.id, s.schema, s.flags, 0, 0, count, s.rows, *more))
+        self.section_bytes, self.run_bytes = b"".join(packed), b"".join(tables)
+        self.bodies, self.body_length = bodies, at
+        meta = len(self.section_bytes) + len(self.run_bytes) + len(self.control_bytes)
         self.meta_length, self.length = meta, aligned(HEADER_BYTES + meta) + at
         return self
+
+    def place(self, runs: bytes) -> None:
+        """Take all runs as they stand in the record by now."""
+        at = 0
+        for section in self.sections:
+            end = at + RUN_BYTES * (1 if section.runs is None else len(section.runs))
+            section.place(runs[at:end])
+            at = end
 
 
 def encode(

@@ -46,12 +46,16 @@ sync; nobody takes them in the other order.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from headrace import errors
 from headrace.log.embedded import live as shared
+from headrace.log.embedded import shortcut
 from headrace.log.embedded.checkpoint import (
     Checkpoint,
     CounterRuns,
@@ -75,6 +79,7 @@ from headrace.log.embedded.format import (
     SectionDraft,
     address_of,
     aligned,
+    checksum,
     encode,
     place_of,
     readdressed,
@@ -101,6 +106,14 @@ class Taken(NamedTuple):
     position: int
     received: int
     end: int
+    runs: bytes = b""
+    """All runs, numbered, if the short cut has numbered them."""
+    synced: int = shortcut.LONG_WAY
+    """What the short cut says of its sync: see `Journal.sync`."""
+
+
+_new: Any = tuple.__new__  # what a NamedTuple does, without its signature
+_LONG_WAY_ONLY = frozenset(("topics", "pieces"))
 
 
 class Journal:
@@ -133,7 +146,15 @@ class Journal:
         self._synced_through = 0
         self.refused: errors.HeadraceError | None = None
         """Why this handle only reads, if so (`frozen`)."""
-        self.syncs = 0
+        self._short = shortcut.opened(self)
+        self._fitted = (0, 0, 0)
+        """What the short cut knows: journal file, length of the ends, table of counters."""
+        self._syncs = 0
+
+    @property
+    def syncs(self) -> int:
+        """How often this handle has synced."""
+        return self._syncs + (self._short.syncs() if self._short is not None else 0)
 
     def _lock(self, name: str, word: int, holder: int) -> CrossLock:
         with os_errors("opening a lock", f"{self.folder}/locks/{name}"):
@@ -163,18 +184,36 @@ class Journal:
 
     # -- append -----------------------------------------------------------------------------
 
-    def append(self, draft: Draft, catalog: int | None) -> Taken | None:
+    def append(self, draft: Draft, catalog: int) -> Taken | None:
         """Write a sealed entry; None if the topics changed since `catalog`, so look again.
 
         Raises `Conflict` when a condition fails. What returns is in the operating system's hands;
         `sync` puts it on the disk.
         """
-        live, lock = self.live, self.append_lock
+        live, lock, short = self.live, self.append_lock, self._short
+        ordinary = self.refused is None and _LONG_WAY_ONLY.isdisjoint(draft.control)
+        if short is not None and ordinary:
+            conditions = b""
+            if draft.flags & HAS_CONDITIONS:
+                conditions = shortcut.conditions(draft.control)
+            found = short.append(
+                draft.section_bytes,
+                draft.run_bytes,
+                draft.control_bytes,
+                conditions,
+                draft.bodies,
+                draft.flags,
+                catalog,
+            )
+            taken = self._taken(found)
+            if taken is not None:
+                draft.place(taken.runs)
+                return taken
         try:  # first: see `CrossLock.release`
             lock.acquire(self.settings.lock_timeout_seconds)
             self._refuse_unless_sound()
             tail = self.catch_up()
-            if catalog is not None and tail.catalog != catalog:
+            if tail.catalog != catalog:
                 return None
             expect: Mapping[str, int] = {}
             if draft.flags & HAS_CONDITIONS:
@@ -199,9 +238,56 @@ class Journal:
             live.publish(
                 (end, position, checksum, control, catalog, received, entries, tail.marked, zeroed)
             )
+            if short is not None:
+                self._fit(short, end)
             return Taken(position, received, end)
         finally:
             lock.release()
+
+    def append_batch(
+        self, section: bytes, body: pa.Buffer, rows: int, catalog: int, *, durable: bool
+    ) -> Taken | None:
+        """As `append`, one batch of partition 0, by the short cut only; and synced if `durable`."""
+        short = self._short
+        if short is None or self.refused is not None:
+            return None
+        found = short.append_batch(section, body, rows, checksum(body), catalog, durable)
+        return self._taken(found)
+
+    def _taken(self, found: tuple[Any, ...] | int | None) -> Taken | None:
+        """What the short cut says of an entry; raises if it could not be written."""
+        if not isinstance(found, int):
+            return found if found is None else _new(Taken, found)
+        error = OSError(abs(found), os.strerror(abs(found)))
+        if found > 0:
+            raise named(error, "writing an entry", self.files.folder) from error
+        self._poison()
+        raise self._unknown() from error
+
+    def _fit(self, short: shortcut.Compiled, end: int) -> None:
+        """Tell the short cut what it needs to know to go on from `end` (append lock held)."""
+        number, file, size = self._file_of(end)
+        ends, table = self.live.end_words(1), self.live.current_table()
+        fitted = (number, len(ends), self.live.words[shared.COUNTERS_NUMBER])
+        if fitted != self._fitted:
+            short.fit(file.path, number, size, ends, table, fitted[2])
+            self._fitted = fitted
+
+    def short_at(self, address: int) -> shortcut.Compiled | None:
+        """The short cut, for a reader that waits at `address`; None if there is none."""
+        short, number = self._short, address >> OFFSET_BITS
+        if short is None or self.refused is not None:
+            return None
+        if self._fitted[0] != number:
+            _, size = self.files.file(number)
+            short.fit(self.files.path(number), number, size, None, None, 0)
+            self._fitted = (number, 0, 0)
+        return short
+
+    def _unknown(self) -> errors.Unknown:
+        return errors.Unknown(
+            "the entry was being written when the disk failed", place=self.files.folder
+        )
 
     def _number(self, sections: Sequence[SectionDraft]) -> Offsets | memoryview:
         """Give the rows their offsets; the ends, which move only once the record is written."""
@@ -267,9 +353,7 @@ class Journal:
                 file.pwritev([bytes(8)], offset)
             except OSError:
                 self._poison()
-                raise errors.Unknown(
-                    "the entry was being written when the disk failed", place=file.path
-                ) from error
+                raise self._unknown() from error
             raise named(error, "writing an entry", file.path) from error
         return checksum, zeroed
 
@@ -313,11 +397,22 @@ class Journal:
 
     # -- sync -------------------------------------------------------------------------------
 
-    def sync(self, end: int, position: int = 0) -> None:
+    def sync(self, end: int, position: int = 0, said: int = shortcut.LONG_WAY) -> None:
         """Return when everything below `end` is on the disk; share the sync with all who wait.
 
         And when everybody sees `position`: whoever synced for us says so a moment later.
+        `said`: what the short cut has said already.
         """
+        short = self._short
+        if said == shortcut.LONG_WAY and short is not None and self.refused is None:
+            said = short.sync(end, position)
+        if said == 0:
+            return
+        if said > 0:
+            self._poison()
+            raise self._unsynced(OSError(said, os.strerror(said)), self.files.folder)
+        if said == shortcut.NOT_IN_PLACE:
+            self._refuse_if_gone()
         words, lock = self.live.words, self.sync_lock
         timeout, deadline = self.settings.lock_timeout_seconds, 0.0
         while words[shared.SYNCED] < end or words[shared.SYNCED_POSITION] < position:
@@ -352,16 +447,20 @@ class Journal:
             file.fdatasync()
         except OSError as error:
             self._poison()
-            raise errors.LogPoisoned(
-                f"syncing the journal: {error.strerror or error}", place=file.path
-            ) from error
+            raise self._unsynced(error, file.path) from error
+        self._refuse_if_gone()
+        self._syncs += 1
+        self.publish_synced(tail)
+
+    def _unsynced(self, error: OSError, path: str) -> errors.LogPoisoned:
+        return errors.LogPoisoned(f"syncing the journal: {error.strerror or error}", place=path)
+
+    def _refuse_if_gone(self) -> None:
         try:
             self.live.check_in_place()
         except errors.LogGone as gone:  # what was synced is in files that nobody will find
             self.refused = gone
             raise
-        self.syncs += 1
-        self.publish_synced(tail)
 
     def publish_synced(self, tail: Tail) -> None:
         """Move the synced end, which readers and waiters see (sync lock held)."""
@@ -641,8 +740,17 @@ class Journal:
         """Read the control state anew next time: shared memory was rebuilt."""
         self._folded, self.catalog = 0, -1
 
+    def abandon(self) -> None:
+        """In a forked child: let go of what is the parent's, without unlocking."""
+        self.append_lock.abandon()
+        self.sync_lock.abandon()
+        if self._short is not None:
+            self._short.close()
+
     def close(self) -> None:
         """Close files, locks and maps, once no thread writes or syncs."""
+        if self._short is not None:
+            self._short.close()
         self.append_lock.shut(self.settings.lock_timeout_seconds)
         self.sync_lock.shut(self.settings.lock_timeout_seconds)
         if self._newest is not None:

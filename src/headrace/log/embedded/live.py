@@ -197,7 +197,7 @@ class Live:
 
     def get(self, name: str) -> int:
         """The counter's value."""
-        view = self._current_table()
+        view = self.current_table()
         at = self._find(view, digest_of(name))
         return int.from_bytes(view[at + 16 : at + 24], "little")
 
@@ -211,16 +211,16 @@ class Live:
 
     def counters(self) -> Slots:
         """A copy of all counters above 0."""
-        slots = np.frombuffer(self._current_table(), SLOT)
+        slots = np.frombuffer(self.current_table(), SLOT)
         return slots[slots["value"] > 0].copy()
 
     def _put(self, digest: bytes, value: int, file: int) -> None:
-        view = self._current_table()
+        view = self.current_table()
         at = self._find(view, digest)
         if view[at : at + 16] == _EMPTY:
             if 2 * (self.words[COUNTERS_USED] + 1) > self.words[COUNTERS_SLOTS]:
                 self._new_table(self.counters())
-                view = self._current_table()
+                view = self.current_table()
                 at = self._find(view, digest)
             view[at : at + 16] = digest
             self.words[COUNTERS_USED] += 1
@@ -237,7 +237,8 @@ class Live:
                 return at
             index = (index + 1) & mask
 
-    def _current_table(self) -> memoryview:
+    def current_table(self) -> memoryview:
+        """The counters as they lie there."""
         number = self.words[COUNTERS_NUMBER]
         if number != self._table_number:
             size = self.words[COUNTERS_SLOTS] * SLOT.itemsize

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 UNSYNCED = (errors.LogPoisoned, errors.LockTimeout, errors.LogClosed, errors.LogGone)
 """What may end a sync: the entry is written, and may be on the disk or not."""
 TOPICS = f"{OWN_COUNTERS}topics"
+_NOTHING_MORE = (None,) * 6
 
 
 class EmbeddedLog:
@@ -69,6 +70,7 @@ class EmbeddedLog:
         self.path = os.path.abspath(os.fspath(path)) if system is None else os.fspath(path)
         self.settings = settings or LogSettings()
         self._system = system or OsSystem()
+        self._plain_bytes_max = min(self.settings.inline_bytes_max, self.settings.append_bytes_max)
         self._packers: dict[str, Packer] = {}
         self._tables: dict[str, KeyedTable] = {}
         self._newest_file = 0
@@ -106,8 +108,7 @@ class EmbeddedLog:
         if journal is not None:
             self._finalizer.detach()
             self.pieces.abandon()
-            journal.append_lock.abandon()
-            journal.sync_lock.abandon()
+            journal.abandon()
 
     def close(self) -> None:
         """Mark the end as synced and let go; readings of this handle end."""
@@ -270,6 +271,12 @@ class EmbeddedLog:
         Ends with a receipt; or `Conflict`: a condition failed, nothing was taken; or `Unknown`: the
         outcome is not known (resolve it with `log.writer(name)`); or another error: not taken.
         """
+        if type(rows) is pa.RecordBatch:
+            given = (headers, transactions, partition, sent_time, expect, require)
+            if given == _NOTHING_MORE:
+                receipt = self._append_batch(topic, rows, self._checked(durability))
+                if receipt is not None:
+                    return receipt
         for conditions in (expect, require):
             if conditions:
                 check_counters(conditions)
@@ -277,6 +284,27 @@ class EmbeddedLog:
         return self.append_entry(
             [part], {}, expect=expect or {}, require=require or {}, durability=durability
         )
+
+    def _append_batch(self, topic: str, rows: pa.RecordBatch, durability: str) -> Receipt | None:
+        """A record batch and nothing else, straight to the short cut; None: the long way."""
+        journal = self._journal
+        packer = self._packers.get(topic) if type(topic) is str else None
+        if journal is None or packer is None or not packer.plain:
+            return None
+        catalog = journal.catalog
+        if catalog != journal.live.catalog or packer.topic is not journal.control.topics.get(topic):
+            return None
+        batch = packer.batch(rows)
+        count = batch.num_rows
+        body = batch.serialize()
+        if not count or body.size > self._plain_bytes_max:
+            return None
+        durable = durability == "fsync"
+        taken = journal.append_batch(packer.plain, body, count, catalog, durable=durable)
+        if taken is None:
+            return None
+        self._make_durable(journal, taken, durability)
+        return Receipt(taken.position, count, taken.received, ((topic, taken.runs),))
 
     def stage(self, topic: str, rows: Any, *, headers: HeadersOfRows | None = None) -> Piece:
         """Write rows, synced, without publishing them: `append` and transactions take the piece.
@@ -386,9 +414,9 @@ class EmbeddedLog:
 
     def _make_durable(self, journal: Journal, taken: Taken, durability: str) -> None:
         housekeeper = getattr(self, "_housekeeper", None)  # None: another thread has closed the log
-        if durability == "fsync":
+        if durability == "fsync" and taken.synced != 0:
             try:
-                journal.sync(taken.end, taken.position)
+                journal.sync(taken.end, taken.position, taken.synced)
             except UNSYNCED as error:
                 raise errors.Unknown(
                     f"entry {taken.position} was written, but not synced: {error.fact}",

@@ -19,7 +19,13 @@ from pyarrow.compute import TakeOptions, get_function
 
 from headrace import errors
 from headrace.interfaces import Part
-from headrace.log.embedded.format import WITH_HEADERS, WITH_TRANSACTION, Runs, SectionDraft
+from headrace.log.embedded.format import (
+    WITH_HEADERS,
+    WITH_TRANSACTION,
+    Runs,
+    SectionDraft,
+    plain_section,
+)
 from headrace.model.arrow_message import ArrowMessage
 from headrace.model.keys import partitions_of
 from headrace.model.records import HEADERS, HEADERS_COLUMN, RUNS, TRANSACTION_COLUMN
@@ -53,6 +59,10 @@ class Packer:
         self._intake = Intake(self.arrow, place=self.place, defaults=defaults, key=topic.key)
         self._keys = [self.arrow.get_field_index(name) for name in topic.key]
         self._spread = itertools.count()
+        self.plain = b""
+        """The section of a record batch that needs no more than to be serialized, if any does."""
+        if topic.value == "columns" and topic.partitions == 1 and not topic.limited:
+            self.plain = plain_section(topic)
 
     def batch(self, rows: Any) -> pa.RecordBatch:
         """The rows as one batch of the topic's schema; raises what is wrong with them."""

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace import errors
@@ -136,7 +135,7 @@ def append_entry(
         if full is None:
             taken = Taken(receipt.position, receipt.received_us, journal.live.tail().end)
             log._make_durable(journal, taken, durability)
-            return replace(receipt, dropped=lost) if lost else receipt
+            return receipt._replace(dropped=lost) if lost else receipt
         left = began + full.limit.seconds - clock()
         if left <= 0:
             raise full.error(log)

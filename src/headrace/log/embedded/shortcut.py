@@ -1,0 +1,121 @@
+"""The way to the short cut (`shortcut.c`): an append and its sync in C, where C was compiled.
+
+A log on the real machine tries it first, and goes the long way (`journal.Journal`) where it answers
+that it cannot. The long way then *fits* it to what has changed: the newest file, the array of ends,
+the table of counters. Simulated machines, and handles that only read, have no short cut.
+
+`HEADRACE_SHORTCUT=0` in the environment leaves it out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import struct
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headrace.log.embedded.live import digest_of
+from headrace.log.embedded.system import OsSystem
+
+if TYPE_CHECKING:
+    from headrace.log.embedded.journal import Journal
+
+VERSION = 1
+"""Of what `Compiled` asks for; `shortcut.c` says the same."""
+LONG_WAY, NOT_IN_PLACE = -1, -2
+_CONDITION = struct.Struct("<16sQQ")
+
+
+class Compiled(Protocol):
+    """What `_shortcut.ShortCut` has; a number is an error of the operating system."""
+
+    def append(
+        self,
+        sections: bytes,
+        runs: bytes,
+        control: bytes,
+        conditions: bytes,
+        bodies: Any,
+        flags: int,
+        catalog: int,
+        /,
+    ) -> tuple[int, int, int, bytes, int] | int | None:
+        """Position, time, end, runs, and LONG_WAY to the sync; None: the long way.
+
+        Or the number of the error that writing met; below 0 if a part of it may be there.
+        """
+
+    def append_batch(
+        self, section: bytes, body: Any, rows: int, checksum: int, catalog: int, durable: bool, /
+    ) -> tuple[int, int, int, bytes, int] | int | None:
+        """As `append`, for one batch of partition 0; with what its `sync` has given, last."""
+
+    def sync(self, end: int, position: int, /) -> int:
+        """0, or why not."""
+
+    def fit(
+        self, path: str, number: int, size: int, ends: Any, counters: Any, table: int, /
+    ) -> None:
+        """Use these from now on; a reader needs the file only."""
+
+    def next(
+        self, seen: int, cursor: int, previous: int, topic: int, seconds: float, /
+    ) -> tuple[bool, int, int, int, int, int, int, int, bytes, bytes] | bool:
+        """Sleep once if nothing is behind `cursor`; the rows of a small entry that is the last.
+
+        Whether it is synced (else `confirm` it); position, received and sent time, checksum and
+        length of the record; schema, number, runs and bytes of the rows. False: nothing yet; True:
+        something else, see what it is.
+        """
+
+    def confirm(self, cursor: int, end: int, checksum: int, /) -> bool:
+        """Wait until the record at `cursor` is synced; whether it is this one."""
+
+    def syncs(self) -> int:
+        """How often it has synced."""
+
+    def close(self) -> None:
+        """Let nobody in any more; who is inside closes it."""
+
+
+def compiled() -> Any:
+    """The compiled module, or None."""
+    if os.environ.get("HEADRACE_SHORTCUT") == "0":
+        return None
+    try:
+        found = importlib.import_module("headrace.log.embedded._shortcut")
+    except ImportError:
+        return None
+    return found if getattr(found, "VERSION", 0) == VERSION else None  # of an older source
+
+
+def opened(journal: Journal) -> Compiled | None:
+    """A short cut for this handle, not fitted yet; None where there is none."""
+    module = compiled() if type(journal.system) is OsSystem else None
+    if module is None:
+        return None
+    folder, shared = journal.folder, journal.live.shared
+    try:
+        found: Compiled = module.ShortCut(
+            f"{folder}/locks/append",
+            f"{folder}/locks/sync",
+            f"{folder}/live/words",
+            shared.view,
+            shared.identity(),
+            journal.log_id,
+            journal.settings.journal_entries_max,
+            (os.getpid() << 12 ^ id(journal) >> 3) & 0xFFFFFFFF,
+        )
+    except (OSError, ValueError):  # no descriptor left, a disk that is read only, a very long path
+        return None
+    return found
+
+
+def conditions(control: Mapping[str, Any]) -> bytes:
+    """What the short cut needs to decide: names by their digests, values, whether they move."""
+    return b"".join(
+        _CONDITION.pack(digest_of(name), value, moves)
+        for moves, kind in enumerate(("require", "expect"))
+        for name, value in control.get(kind, {}).items()
+    )

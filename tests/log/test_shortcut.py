@@ -1,0 +1,634 @@
+"""The short cut of an append (`shortcut.c`) against the long way, which is its specification.
+
+Caught: a record with other bytes than the long way's, other offsets, counters or conditions; an
+entry shown before it is synced; threads, handles and processes that exclude one another no more
+where some go one way and some the other; calls that cannot be interrupted or closed. Seeded bugs
+in the C source show that these tests notice. Not caught: what needs a power cut between two
+instructions of C: the steps are those of the long way, which the crash enumerator goes through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace import errors
+from headrace.log.embedded import shortcut
+from headrace.log.embedded.files import JournalFiles
+from headrace.log.embedded.format import ENTRY, Record, address_of
+from headrace.log.embedded.live import SYNCED, SYNCED_POSITION
+from headrace.log.embedded.log import EmbeddedLog
+from headrace.log.embedded.reader import Reading
+from headrace.log.embedded.system import OsSystem
+from tests.log.kit import PRELUDE, TINY, Child, checked, values
+
+SOURCE = Path(shortcut.__file__).with_suffix(".c")
+ROW = pa.record_batch({"a": pa.array([1], pa.int64())})
+QUIET: dict[str, Any] = {"background": False}
+
+pytestmark = pytest.mark.skipif(shortcut.compiled() is None, reason="the short cut is not compiled")
+
+
+def long_way(folder: str, **settings: Any) -> EmbeddedLog:
+    """A handle that has no short cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADRACE_SHORTCUT", "0")
+        return hr.connect(folder, **settings)
+
+
+def counted(log: EmbeddedLog) -> int:
+    """How many syncs of this handle the short cut has made."""
+    short = log.journal._short
+    return 0 if short is None else short.syncs()
+
+
+# -- the same record --------------------------------------------------------------------------
+
+
+@given(st.integers(129, 5000), st.randoms(use_true_random=False))
+def test_its_checksum_is_that_of_xxhash(length: int, chance: Random) -> None:
+    data = chance.randbytes(length)
+    assert shortcut.compiled().checksum(data) == xxhash.xxh3_64_intdigest(data)
+
+
+def batches(chance: Random, rows: int) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "k": pa.array([chance.randrange(50) for _ in range(rows)], pa.int64()),
+            "v": pa.array(["x" * chance.randrange(40) for _ in range(rows)]),
+        }
+    )
+
+
+def history(log: EmbeddedLog, seed: int) -> list[object]:
+    """Entries of every kind, drawn; what the log answered."""
+    chance, said = Random(seed), []
+    schema = "k bigint, v string"
+    log.create_topic("one", schema)
+    log.create_topic("many", schema, key="k", partitions=7)
+    log.create_topic("text", "text")
+    for number in range(120):
+        kind, rows = chance.randrange(9), chance.choice([1, 1, 3, 40, 700])
+        topic = chance.choice(["one", "many"])
+        batch = batches(chance, rows)
+        options: dict[str, Any] = {}
+        try:
+            if kind == 0:
+                with log.transaction() as tx:
+                    tx.append("one", batch)
+                    tx.append("many", batches(chance, 2))
+                    tx.append("text", ["a"] * rows)
+                    if rows > 3:
+                        tx.append("one", batch)  # once more: for the long way
+                    tx.put("place", {"number": number, "note": "y" * chance.randrange(200)})
+            elif kind == 1:
+                with log.transaction() as tx:
+                    tx.append(topic, batch)
+                    tx.expect("c", chance.choice([number, log.counter("c")]))
+                    tx.require("d", chance.choice([0, 0, 1]))
+            elif kind == 2:
+                options = {"expect": {f"counter/{number % 5}": 0}}
+            elif kind == 3:
+                options = {"transactions": [1] * rows, "headers": {"h": b"1"}}
+            elif kind == 4:
+                with log.transaction() as tx:
+                    tx.commit_offsets("g", {"one": {0: number}})
+            elif kind == 5:
+                topic, batch = "text", ["a", "b"]
+            if kind in (0, 1, 4):
+                receipt: Any = tx.receipt
+            else:
+                receipt = log.append(topic, batch, **options)
+            said.append((receipt.position, receipt.rows, receipt.offsets))
+        except errors.Conflict as conflict:
+            said.append((conflict.fact, conflict.details))
+    said += [log.ends("one"), log.ends("many"), log.counter("c"), log.counter("counter/3")]
+    return said
+
+
+def records(folder: str) -> list[tuple[object, ...]]:
+    """Every record but for its times, and what hangs on them: checksums, and the log's id."""
+    log_id = hr.connect(folder, create=False).journal.log_id
+    files, found = JournalFiles(OsSystem(), folder, log_id), []
+    for number in files.numbers():
+        size = files.file(number)[1]
+        try:
+            for record, data, at in files.walk(
+                address_of(number, 0), address_of(number, size), bodies=True
+            ):
+                found.append((*content(record, data.slice(at, record.length).to_pybytes()),))
+        except errors.LogDamaged:
+            pass  # the zeros behind the newest record
+    return found
+
+
+def content(record: Record, data: bytes) -> tuple[object, ...]:
+    control = record.control() if record.kind == ENTRY else {}
+    sections = [
+        (s.topic, s.schema, s.flags, s.rows, s.slot, s.offset, s.checksum, bytes(s.table))
+        for s in record.sections()
+    ]
+    place = (record.address, record.position, record.synced, record.previous_control)
+    shape = (record.kind, record.flags, record.length)
+    return (*place, *shape, control, sections, data[record.body_offset :] if sections else b"")
+
+
+def both_ways(folder: Path, seed: int) -> None:
+    folders = [str(folder / name) for name in ("short", "long")]
+    settings = {**QUIET, **(TINY if seed % 2 else {}), "journal_entries_max": 50}
+    with hr.connect(folders[0], **settings) as short, long_way(folders[1], **settings) as long:
+        assert history(short, seed) == history(long, seed)
+        assert counted(short) > 60
+        assert counted(long) == 0
+    one, other = (records(folder) for folder in folders)
+    assert len(one) > 100
+    assert one == other
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_history_has_the_same_records_both_ways(tmp_path: Path, seed: int) -> None:
+    both_ways(tmp_path, seed)
+
+
+def test_the_short_cut_makes_the_calls_of_an_append_and_no_more(tmp_path: Path) -> None:
+    """One look, one write, one sync, a lock and a sync lock; then the look for the folder."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    folder, trace = str(tmp_path / "log"), tmp_path / "trace"
+    with hr.connect(folder, **QUIET) as log:
+        log.create_topic("t", "a bigint")
+    code = """
+        import pyarrow as pa
+        log = hr.connect(folder, background=False)
+        batch = pa.record_batch({"a": pa.array([1], pa.int64())})
+        for _ in range(3):
+            log.append("t", batch)
+        os.path.exists("/begin")
+        for _ in range(5):
+            log.append("t", batch)
+        os.path.exists("/end")
+        say("done")
+    """
+    calls = "flock,pread64,pwritev,pwritev2,fdatasync,fsync,newfstatat,stat,futex,openat"
+    program = PRELUDE + textwrap.dedent(code)
+    command = ["strace", "-f", "-o", str(trace), "-e", f"trace={calls}"]
+    subprocess.run([*command, sys.executable, "-c", program, folder], check=True, timeout=60)
+    lines = trace.read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if '"/begin"' in line)
+    last = next(i for i, line in enumerate(lines) if '"/end"' in line)
+    made = [line.split()[1].partition("(")[0] for line in lines[first + 1 : last]]
+    made = ["pwritev" if call == "pwritev2" else call for call in made]
+    one = ["flock", "pread64", "pwritev", "flock"]
+    one += ["flock", "fdatasync", made[6] if len(made) > 6 else "", "flock", "futex"]
+    assert made == one * 5
+    assert "stat" in one[6]
+
+
+# -- both ways at once --------------------------------------------------------------------------
+
+
+def append_many(log: EmbeddedLog, first: int, count: int) -> None:
+    for a in range(first, first + count):
+        log.append("t", row(a))
+
+
+def in_threads(*calls: Callable[[], object]) -> None:
+    failed: list[BaseException] = []
+
+    def run(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not failed
+
+
+def crowd(path: Path) -> None:
+    folder = str(path / "log")
+    with hr.connect(folder, **TINY) as short, long_way(folder, **TINY) as long:
+        short.create_topic("t", "a bigint")
+        short.append("t", ROW)
+        calls = [functools.partial(append_many, short, 1000 * n, 150) for n in range(1, 5)]
+        calls += [functools.partial(append_many, long, 1000 * n, 150) for n in range(5, 7)]
+        in_threads(*calls)
+        found = values(short.read("t"))
+        assert values(long.read("t")) == found
+        wanted = [1, *(1000 * n + i for n in range(1, 7) for i in range(150))]
+        assert sorted(found) == wanted
+        for n in range(1, 7):
+            own = [a for a in found if a // 1000 == n]
+            assert own == sorted(own), "each thread's own order is kept"
+        assert short.ends("t") == [901]
+        assert counted(short) > 0
+    assert checked(folder).ok
+
+
+def test_threads_handles_and_both_ways_exclude_one_another(tmp_path: Path) -> None:
+    """Every row once, offsets without a gap, readers of both ways see the same order. R-A9"""
+    crowd(tmp_path)
+
+
+def test_conditions_hold_between_processes_of_both_ways(tmp_path: Path) -> None:
+    """A counter that both ways move is moved by one of them at a time."""
+    folder = str(tmp_path / "log")
+    code = """
+        import pyarrow as pa
+        log = hr.connect(folder)
+        won = 0
+        while won < 60:
+            try:
+                log.append("t", [{"a": won}], expect={"turn": log.counter("turn")})
+            except errors.Conflict:
+                continue
+            won += 1
+    """
+    with hr.connect(folder) as log:
+        log.create_topic("t", "a bigint")
+        with Child(folder, code) as one, Child(folder, code) as two:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("HEADRACE_SHORTCUT", "0")
+                with Child(folder, code) as three:
+                    three.wait()
+            one.wait()
+            two.wait()
+        assert log.counter("turn") == 180
+        assert log.ends("t") == [180]
+
+
+def test_a_lock_that_the_long_way_holds_keeps_the_short_cut_out(tmp_path: Path) -> None:
+    """Of the same handle: a timeout that names who has it; then it goes on. R-D3"""
+    folder = str(tmp_path / "log")
+    with hr.connect(folder, lock_timeout_seconds=0.2, **QUIET) as log:
+        log.create_topic("t", "a bigint")
+        log.append("t", ROW)
+        entered, leave = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with log.journal.appending():
+                entered.set()
+                leave.wait(30)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert entered.wait(10)
+        with pytest.raises(errors.LockTimeout) as caught:
+            log.append("t", ROW)
+        leave.set()
+        thread.join()
+        assert caught.value.details["pid"] == os.getpid()
+        assert log.append("t", ROW).offsets == {"t": {0: 1}}
+
+
+# -- what is not synced is not shown --------------------------------------------------------------
+
+SLOW = """
+    import pyarrow as pa
+    from tests.log import test_shortcut as kit
+    if sys.argv[2]:
+        kit.shortcut.compiled = lambda: kit.loaded(sys.argv[2])
+    log = hr.connect(folder, background=False)
+    log.append("t", kit.row(7))
+    say("ready")
+    sys.stdin.readline()
+    try:
+        log.append("t", kit.row(8))
+    except errors.Unknown:
+        say("unknown")
+    say("appended")
+    os._exit(0)  # a mark would sync
+"""
+
+
+def row(a: int) -> pa.RecordBatch:
+    return pa.record_batch({"a": pa.array([a], pa.int64())})
+
+
+@contextlib.contextmanager
+def under_strace(child: Child, what: str, folder: Path) -> Iterator[None]:
+    """Tamper with what a process that runs does from now on."""
+    command = ["strace", "-f", "-qq", "-o", str(folder / "trace"), "-p", str(child.pid)]
+    command += ["-e", "trace=fdatasync", "-e", f"inject=fdatasync:{what}"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as tracer:
+        deadline = time.monotonic() + 20
+        status = Path(f"/proc/{child.pid}/status")
+        while f"TracerPid:\t{tracer.pid}" not in status.read_text():
+            assert time.monotonic() < deadline, "strace does not trace"
+            assert tracer.poll() is None, "strace does not work here"
+            time.sleep(0.01)
+        yield
+
+
+@contextlib.contextmanager
+def followed(folder: Path) -> Iterator[tuple[EmbeddedLog, list[tuple[int, float]]]]:
+    """A log, and what a thread sees that follows it and waits, with the times."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    with hr.connect(folder / "log", **QUIET) as log:
+        log.create_topic("t", "a bigint")
+        log.append("t", ROW)
+        seen: list[tuple[int, float]] = []
+
+        def follow() -> None:
+            with contextlib.suppress(errors.HeadraceError):
+                for batch in log.read("t", follow=True):
+                    seen.extend((a, time.monotonic()) for a in batch.data["a"].to_pylist())
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        yield log, seen
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def until(happened: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.05)  # and what was done has settled: who follows sleeps again
+
+
+def late(folder: Path, module: str = "") -> None:
+    """A follower has decoded an entry long before it may hand it out."""
+    with followed(folder) as (log, seen), Child(log.path, SLOW, module) as child:
+        assert child.line() == "ready"
+        until(lambda: len(seen) == 2)
+        with under_strace(child, "delay_enter=700000:when=1", folder):
+            began = time.monotonic()
+            child.go()
+            assert child.line() == "appended"
+        until(lambda: len(seen) == 3)
+        assert [a for a, _ in seen] == [1, 7, 8]
+        assert seen[2][1] - began >= 0.7, "before it was synced"
+
+
+def test_a_follower_hands_out_nothing_before_it_is_synced(tmp_path: Path) -> None:
+    """R-A4: what was seen, a power cut does not take back."""
+    late(tmp_path)
+
+
+def test_a_follower_never_shows_what_could_not_be_synced(tmp_path: Path) -> None:
+    with followed(tmp_path) as (log, seen), Child(log.path, SLOW, "") as child:
+        assert child.line() == "ready"
+        until(lambda: len(seen) == 2)
+        with under_strace(child, "error=EIO:when=1", tmp_path):
+            child.go()
+            assert child.line() == "unknown"
+            assert child.line() == "appended"
+        assert (Path(log.path) / "poisoned").exists()
+        until(lambda: len(seen) == 3, 0.5)
+        assert [a for a, _ in seen] == [1, 7]
+
+
+# -- interrupts, closing, forks -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["append", "sync", "follow"])
+def test_an_interrupt_comes_while_it_waits(tmp_path: Path, what: str) -> None:
+    """^C ends a wait for the append lock, for a sync of somebody else, and for the next entry."""
+    folder = str(tmp_path / "log")
+    code = """
+        import pyarrow as pa
+        batch = pa.record_batch({"a": pa.array([1], pa.int64())})
+        log = hr.connect(folder, lock_timeout_seconds=60, background=False)
+        log.append("t", batch)
+        reading = log.read("t", follow=True)
+        next(reading)
+        say("ready")
+        sys.stdin.readline()
+        try:
+            next(reading) if sys.argv[2] == "follow" else log.append("t", batch)
+        except KeyboardInterrupt:
+            say("interrupted")
+        os._exit(0)
+    """
+    with hr.connect(folder, **QUIET) as log:
+        log.create_topic("t", "a bigint")
+        with Child(folder, code, what) as child:
+            assert child.line() == "ready"
+            lock = log.journal.sync_lock if what == "sync" else log.journal.append_lock
+            if what != "follow":
+                lock.acquire(5)
+            try:
+                child.go()
+                time.sleep(0.3)
+                child.process.send_signal(signal.SIGINT)
+                assert child.line() == "interrupted"
+            finally:
+                lock.release()
+
+
+def open_files() -> list[str]:
+    """What this process has open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return found
+
+
+def test_closing_ends_a_follower_that_sleeps(tmp_path: Path) -> None:
+    """And all that the handle had open, however many files it has gone through."""
+    log, seen = hr.connect(tmp_path / "log", **TINY), list[int]()
+    log.create_topic("t", "a bigint")
+    log.append("t", ROW)
+
+    def follow(reading: Reading) -> None:
+        seen.extend(values(reading))
+
+    thread = threading.Thread(target=follow, args=(log.read("t", follow=True),))
+    thread.start()
+    for _ in range(300):
+        log.append("t", ROW)
+    log.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert seen
+    del log, thread
+    gc.collect()
+    assert [name for name in open_files() if name.startswith(str(tmp_path))] == []
+
+
+def test_a_forked_child_has_a_short_cut_of_its_own(tmp_path: Path) -> None:
+    with hr.connect(tmp_path / "log", **QUIET) as log:
+        log.create_topic("t", "a bigint")
+        log.append("t", ROW)
+        child = os.fork()
+        if child == 0:
+            try:
+                for _ in range(20):
+                    log.append("t", ROW)
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        for _ in range(20):
+            log.append("t", ROW)
+        assert os.waitpid(child, 0)[1] == 0
+        assert log.ends("t") == [41]
+
+
+def test_it_can_be_left_out(tmp_path: Path) -> None:
+    with long_way(str(tmp_path / "log")) as log:
+        assert log.journal._short is None
+
+
+def test_another_version_of_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was compiled from an older source is not used."""
+    monkeypatch.setattr(shortcut.compiled(), "VERSION", -1)
+    assert shortcut.compiled() is None
+
+
+# -- seeded bugs ----------------------------------------------------------------------------------
+
+BUGS: dict[str, tuple[str, str, str]] = {
+    "no look at the end": ("|| !memcmp(found, MAGIC, 8)", "", "dead"),
+    "the chain is not moved on": ("    tail.checksum = checksum;\n", "", "history"),
+    "offsets are not moved": ("    advance(fit, entry);\n", "", "history"),
+    "an offset for each run only": (
+        "store(end, run->base + run->rows)",
+        "store(end, run->base + 1)",
+        "history",
+    ),
+    "counters are not moved": ("    move_counters(fit, entry);\n", "", "history"),
+    "conditions are not looked at": ("|| decide(s, fit, entry)", "", "history"),
+    "a new counter is taken for one that is there": (
+        "&& (known || !condition->moves)",
+        "",
+        "history",
+    ),
+    "control records do not chain": ("tail.control = tail.end;", ";", "history"),
+    "a topic twice in an entry": (
+        "if (entry->sections[j].topic == one->topic)",
+        "if (false)",
+        "history",
+    ),
+    "no room is left for the roll": (
+        "+ length + HEADER_BYTES > fit->size",
+        "> fit->size",
+        "history",
+    ),
+    "threads do not exclude one another": (
+        "    if (__atomic_exchange_n(flag, 1, __ATOMIC_SEQ_CST))\n        return false;\n",
+        "",
+        "threads",
+    ),
+    "the append lock is not taken": (
+        "flock(lock, LOCK_EX | LOCK_NB)",
+        "holder == SYNC_HOLDER && flock(lock, LOCK_EX | LOCK_NB)",
+        "threads",
+    ),
+    "what is written is taken for synced": (
+        "found->visible = limit > cursor;",
+        "found->visible = true; limit = end;",
+        "late",
+    ),
+    "nobody waits for the sync of what was read early": (
+        "if (load(s->words + SYNCED) >= end) {",
+        "if (true) {",
+        "late",
+    ),
+    "the synced word moves before the sync": (
+        "    if (fdatasync(fit->file)) {",
+        "    store(s->words + SYNCED, tail.end);\n    if (fdatasync(fit->file)) {",
+        "late",
+    ),
+}
+
+
+def loaded(path: str) -> Any:
+    """A compiled short cut that is somewhere else."""
+    spec = importlib.util.spec_from_file_location("_shortcut", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def mutant(folder: Path, old: str, new: str) -> str:
+    """The short cut with a bug, compiled."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source = SOURCE.read_text()
+    assert source.count(old) == 1, "the place of the bug was rewritten"
+    (folder / "mutant.c").write_text(source.replace(old, new))
+    made = str(folder / "_shortcut.so")
+    command = [compiler, "-std=c11", "-O1", "-shared", "-fPIC", "-I", sysconfig.get_path("include")]
+    subprocess.run([*command, str(folder / "mutant.c"), "-o", made], check=True)
+    return made
+
+
+def dead_writer(folder: Path, _: str = "") -> None:
+    """A whole record stands at the end, which its dead writer did not publish: it stays. R-A4"""
+    with hr.connect(folder / "log", **QUIET) as log:
+        log.create_topic("t", "a bigint")
+        log.append("t", ROW)
+        words, before = log.journal.live.words, log.journal.live.tail()
+        log.append("t", row(2))
+        log.journal.live.publish(before)  # as if it had died before
+        log.journal.live.end_words(1)[0] = 1
+        words[SYNCED], words[SYNCED_POSITION] = before.end, before.position
+        assert log.append("t", row(3)).offsets == {"t": {0: 2}}
+        assert values(log.read("t")) == [1, 2, 3]
+
+
+def test_what_a_dead_writer_left_is_kept(tmp_path: Path) -> None:
+    dead_writer(tmp_path)
+
+
+def histories(folder: Path, _: str = "") -> None:
+    for seed in range(4):
+        both_ways(folder / str(seed), seed)
+
+
+def crowds(folder: Path, _: str = "") -> None:
+    for number in range(8):
+        crowd(folder / str(number))
+
+
+CHECKS: dict[str, Callable[[Path, str], None]] = {
+    "history": histories,
+    "threads": crowds,
+    "dead": dead_writer,
+    "late": late,
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_seeded_bug_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    old, new, caught_by = BUGS[name]
+    path = mutant(tmp_path, old, new)
+    module = loaded(path)
+    left_out = shortcut.compiled
+    monkeypatch.setattr(shortcut, "compiled", lambda: left_out() and module)
+    with pytest.raises((AssertionError, errors.HeadraceError)):
+        CHECKS[caught_by](tmp_path, path)
