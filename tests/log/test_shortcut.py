@@ -60,7 +60,7 @@ def long_way(folder: str, **settings: Any) -> EmbeddedLog:
 
 def counted(log: EmbeddedLog) -> int:
     """How many syncs of this handle the short cut has made."""
-    short = log.journal._short
+    short = log.journal.short
     return 0 if short is None else short.syncs()
 
 
@@ -84,7 +84,7 @@ def batches(chance: Random, rows: int) -> pa.RecordBatch:
 
 def history(log: EmbeddedLog, seed: int) -> list[object]:
     """Entries of every kind, drawn; what the log answered."""
-    chance, said = Random(seed), []
+    chance, said = Random(seed), list[object]()
     schema = "k bigint, v string"
     log.create_topic("one", schema)
     log.create_topic("many", schema, key="k", partitions=7)
@@ -497,7 +497,7 @@ def test_a_forked_child_has_a_short_cut_of_its_own(tmp_path: Path) -> None:
 
 def test_it_can_be_left_out(tmp_path: Path) -> None:
     with long_way(str(tmp_path / "log")) as log:
-        assert log.journal._short is None
+        assert log.journal.short is None
 
 
 def test_another_version_of_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

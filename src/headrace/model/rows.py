@@ -64,7 +64,7 @@ class Intake:
     `BadRows`.
     """
 
-    __slots__ = ("_deep", "_defaults", "_fields", "_key", "_names", "_required", "place", "schema")
+    __slots__ = ("_defaults", "_fields", "_key", "_names", "deep", "place", "required", "schema")
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Intake:
         self.place = place
         self._fields = [(field.name, field.type, field.nullable) for field in schema]
         self._names = frozenset(schema.names)
-        self._required = tuple(i for i, field in enumerate(self._fields) if not field[2])
-        self._deep = tuple(i for i, f in enumerate(self._fields) if has_required_inside(f[1]))
+        self.required = tuple(i for i, field in enumerate(self._fields) if not field[2])
+        self.deep = tuple(i for i, f in enumerate(self._fields) if has_required_inside(f[1]))
         self._defaults = defaults
         self._key = frozenset(key)
 
@@ -233,7 +233,7 @@ class Intake:
         return batch
 
     def _check_nulls(self, batch: pa.RecordBatch) -> None:
-        for position in self._required:
+        for position in self.required:
             column = batch.column(position)
             if column.null_count:
                 name = self._fields[position][0]
@@ -244,7 +244,7 @@ class Intake:
                     column=name,
                     row=row,
                 )
-        for position in self._deep:
+        for position in self.deep:
             try:
                 refuse_nulls_inside(batch.column(position))
             except Refusal as refusal:

@@ -23,8 +23,8 @@ class Housekeeper:
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopped = False
-        self._asleep = True
-        self._last = 0.0
+        self.asleep = True
+        self.last = 0.0
         self._sync_due: float | None = None
         self.used = False
         self.problem: HeadraceError | None = None
@@ -36,21 +36,21 @@ class Housekeeper:
         settings = self._settings
         if not settings.background:
             return
-        self._last = now = self._journal.system.monotonic()
+        self.last = now = self._journal.system.monotonic()
         sooner = False
         if durability != "fsync":
             wait = settings.interval_seconds if durability == "interval" else settings.quiet_seconds
             sooner = self._sync_due is None or now + wait < self._sync_due
             if sooner:
                 self._sync_due = now + wait
-        if self._asleep or sooner:
+        if self.asleep or sooner:
             with self._change:
                 if self._thread is None and not self._stopped and not self._start():
                     self._sync_due = None
                     if durability != "fsync":  # what the timer would have done
                         self._sync()
                     return
-                self._asleep = False
+                self.asleep = False
                 self._change.notify()
 
     def _start(self) -> bool:
@@ -66,16 +66,16 @@ class Housekeeper:
 
     def _run(self) -> None:
         while self._wait():
-            self._work(self._last, self._journal.system.monotonic())
+            self._work(self.last, self._journal.system.monotonic())
 
     def _wait(self) -> bool:
         """Sleep until there is work; False when stopped."""
         with self._change:
             while not self._stopped:
-                if self._asleep:
+                if self.asleep:
                     self._change.wait()
                     continue
-                due = self._last + self._settings.quiet_seconds
+                due = self.last + self._settings.quiet_seconds
                 if self._sync_due is not None:
                     due = min(due, self._sync_due)
                 pause = due - self._journal.system.monotonic()
@@ -93,11 +93,11 @@ class Housekeeper:
             if now - last >= self._settings.quiet_seconds:
                 journal.mark()
                 with self._change:
-                    self._asleep = self._last == last
+                    self.asleep = self.last == last
         except HeadraceError as error:
             self.problem = error
             with self._change:
-                self._asleep = True
+                self.asleep = True
 
     def _sync(self) -> None:
         tail = self._journal.live.tail()

@@ -51,8 +51,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from headrace import errors
 from headrace.log.embedded import live as shared
 from headrace.log.embedded import shortcut
@@ -79,7 +77,6 @@ from headrace.log.embedded.format import (
     SectionDraft,
     address_of,
     aligned,
-    checksum,
     encode,
     place_of,
     readdressed,
@@ -146,7 +143,7 @@ class Journal:
         self._synced_through = 0
         self.refused: errors.HeadraceError | None = None
         """Why this handle only reads, if so (`frozen`)."""
-        self._short = shortcut.opened(self)
+        self.short = shortcut.opened(self)
         self._fitted = (0, 0, 0)
         """What the short cut knows: journal file, length of the ends, table of counters."""
         self._syncs = 0
@@ -154,7 +151,7 @@ class Journal:
     @property
     def syncs(self) -> int:
         """How often this handle has synced."""
-        return self._syncs + (self._short.syncs() if self._short is not None else 0)
+        return self._syncs + (self.short.syncs() if self.short is not None else 0)
 
     def _lock(self, name: str, word: int, holder: int) -> CrossLock:
         with os_errors("opening a lock", f"{self.folder}/locks/{name}"):
@@ -190,7 +187,7 @@ class Journal:
         Raises `Conflict` when a condition fails. What returns is in the operating system's hands;
         `sync` puts it on the disk.
         """
-        live, lock, short = self.live, self.append_lock, self._short
+        live, lock, short = self.live, self.append_lock, self.short
         ordinary = self.refused is None and _LONG_WAY_ONLY.isdisjoint(draft.control)
         if short is not None and ordinary:
             conditions = b""
@@ -205,7 +202,7 @@ class Journal:
                 draft.flags,
                 catalog,
             )
-            taken = self._taken(found)
+            taken = self.taken(found)
             if taken is not None:
                 draft.place(taken.runs)
                 return taken
@@ -244,17 +241,7 @@ class Journal:
         finally:
             lock.release()
 
-    def append_batch(
-        self, section: bytes, body: pa.Buffer, rows: int, catalog: int, *, durable: bool
-    ) -> Taken | None:
-        """As `append`, one batch of partition 0, by the short cut only; and synced if `durable`."""
-        short = self._short
-        if short is None or self.refused is not None:
-            return None
-        found = short.append_batch(section, body, rows, checksum(body), catalog, durable)
-        return self._taken(found)
-
-    def _taken(self, found: tuple[Any, ...] | int | None) -> Taken | None:
+    def taken(self, found: tuple[Any, ...] | int | None) -> Taken | None:
         """What the short cut says of an entry; raises if it could not be written."""
         if not isinstance(found, int):
             return found if found is None else _new(Taken, found)
@@ -275,7 +262,7 @@ class Journal:
 
     def short_at(self, address: int) -> shortcut.Compiled | None:
         """The short cut, for a reader that waits at `address`; None if there is none."""
-        short, number = self._short, address >> OFFSET_BITS
+        short, number = self.short, address >> OFFSET_BITS
         if short is None or self.refused is not None:
             return None
         if self._fitted[0] != number:
@@ -403,7 +390,7 @@ class Journal:
         And when everybody sees `position`: whoever synced for us says so a moment later.
         `said`: what the short cut has said already.
         """
-        short = self._short
+        short = self.short
         if said == shortcut.LONG_WAY and short is not None and self.refused is None:
             said = short.sync(end, position)
         if said == 0:
@@ -744,13 +731,13 @@ class Journal:
         """In a forked child: let go of what is the parent's, without unlocking."""
         self.append_lock.abandon()
         self.sync_lock.abandon()
-        if self._short is not None:
-            self._short.close()
+        if self.short is not None:
+            self.short.close()
 
     def close(self) -> None:
         """Close files, locks and maps, once no thread writes or syncs."""
-        if self._short is not None:
-            self._short.close()
+        if self.short is not None:
+            self.short.close()
         self.append_lock.shut(self.settings.lock_timeout_seconds)
         self.sync_lock.shut(self.settings.lock_timeout_seconds)
         if self._newest is not None:

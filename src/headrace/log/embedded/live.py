@@ -51,12 +51,16 @@ MAGIC = 0x3145_5649_4C52_4848
     COUNTERS_NUMBER,
     COUNTERS_SLOTS,
     COUNTERS_USED,
-) = range(16)
+    APPENDING,
+) = range(17)
+"""Where each word is; `APPENDING`: how many entries the last sync of the short cut covered or left
+behind, from which it guesses how many it may wait for. No promise hangs on it."""
 _TAIL = struct.Struct("<9Q")
 _TAIL_PLACES = (256, 384)
 _CATALOGS = tuple(place // 8 + 4 for place in _TAIL_PLACES)
 # Futex words, counted in 32 bits; each has a cache line of its own, with the flag of its waiters.
-APPEND_WORD, SYNC_WORD = 512, 528
+# `WRITTEN_WORD` is that of the short cut's followers: it changes as soon as an entry is written.
+APPEND_WORD, SYNC_WORD, WRITTEN_WORD = 512, 528, 544
 WORDS_BYTES = 4096
 SLOT = np.dtype([("high", "<u8"), ("low", "<u8"), ("value", "<u8"), ("file", "<u8")])
 COUNTERS_SLOTS_FIRST = 256

@@ -31,6 +31,7 @@ from headrace.log.embedded.places import Start
 from headrace.log.embedded.reader import Reading
 from headrace.log.embedded.recovery import open_journal
 from headrace.log.embedded.restored import Histories, histories
+from headrace.log.embedded.straight import Straight
 from headrace.log.embedded.system import EVERYBODY, OsSystem, System
 from headrace.log.groups import admin, flow
 from headrace.log.groups.admin import GroupFacts, Move
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 UNSYNCED = (errors.LogPoisoned, errors.LockTimeout, errors.LogClosed, errors.LogGone)
 """What may end a sync: the entry is written, and may be on the disk or not."""
 TOPICS = f"{OWN_COUNTERS}topics"
-_NOTHING_MORE = (None,) * 6
+_RecordBatch = pa.RecordBatch
 
 
 class EmbeddedLog:
@@ -70,8 +71,9 @@ class EmbeddedLog:
         self.path = os.path.abspath(os.fspath(path)) if system is None else os.fspath(path)
         self.settings = settings or LogSettings()
         self._system = system or OsSystem()
-        self._plain_bytes_max = min(self.settings.inline_bytes_max, self.settings.append_bytes_max)
+        self._durability = self.settings.durability
         self._packers: dict[str, Packer] = {}
+        self._straight: dict[str, Straight] = {}
         self._tables: dict[str, KeyedTable] = {}
         self._newest_file = 0
         self._warned = False
@@ -104,6 +106,7 @@ class EmbeddedLog:
     def _forked(self) -> None:
         """In the child: let go of the parent's locks, which both would hold; re-open on use."""
         journal, self._journal = self._journal, None
+        self._straight = {}
         self._reopening = threading.Lock()
         if journal is not None:
             self._finalizer.detach()
@@ -116,6 +119,7 @@ class EmbeddedLog:
             return
         self._closed = True
         journal, self._journal = self._journal, None
+        self._straight = {}
         if journal is not None:
             journal.sync_lock.signal(EVERYBODY)
             self._finalizer.detach()
@@ -271,40 +275,44 @@ class EmbeddedLog:
         Ends with a receipt; or `Conflict`: a condition failed, nothing was taken; or `Unknown`: the
         outcome is not known (resolve it with `log.writer(name)`); or another error: not taken.
         """
-        if type(rows) is pa.RecordBatch:
-            given = (headers, transactions, partition, sent_time, expect, require)
-            if given == _NOTHING_MORE:
-                receipt = self._append_batch(topic, rows, self._checked(durability))
-                if receipt is not None:
-                    return receipt
+        straight = self._straight.get(topic) if type(topic) is str else None
+        if (
+            straight is not None
+            and type(rows) is _RecordBatch
+            and headers is None
+            and transactions is None
+            and partition is None
+            and sent_time is None
+            and expect is None
+            and require is None
+        ):
+            chosen = self._durability if durability is None else durability
+            found = straight(rows, durable=chosen == "fsync" or self._checked(chosen) == "fsync")
+            if isinstance(found, Receipt):
+                return found
+            if found is not None:
+                self._make_durable(straight.journal, found, chosen)
+                straight.newest = self._newest_file
+                runs = ((topic, found.runs),)
+                return Receipt(found.position, rows.num_rows, found.received, runs)
         for conditions in (expect, require):
             if conditions:
                 check_counters(conditions)
         part = Part(topic, rows, headers, transactions, partition, sent_time)
-        return self.append_entry(
+        receipt = self.append_entry(
             [part], {}, expect=expect or {}, require=require or {}, durability=durability
         )
+        self._straighten(topic)
+        return receipt
 
-    def _append_batch(self, topic: str, rows: pa.RecordBatch, durability: str) -> Receipt | None:
-        """A record batch and nothing else, straight to the short cut; None: the long way."""
-        journal = self._journal
-        packer = self._packers.get(topic) if type(topic) is str else None
-        if journal is None or packer is None or not packer.plain:
-            return None
-        catalog = journal.catalog
-        if catalog != journal.live.catalog or packer.topic is not journal.control.topics.get(topic):
-            return None
-        batch = packer.batch(rows)
-        count = batch.num_rows
-        body = batch.serialize()
-        if not count or body.size > self._plain_bytes_max:
-            return None
-        durable = durability == "fsync"
-        taken = journal.append_batch(packer.plain, body, count, catalog, durable=durable)
-        if taken is None:
-            return None
-        self._make_durable(journal, taken, durability)
-        return Receipt(taken.position, count, taken.received, ((topic, taken.runs),))
+    def _straighten(self, topic: str) -> None:
+        """The way for the record batches that follow."""
+        journal, packer = self._journal, self._packers.get(topic)
+        keeper = getattr(self, "_housekeeper", None)
+        if journal is None or keeper is None or journal.short is None or packer is None:
+            return
+        if packer.plain and packer.topic is journal.control.topics.get(topic):
+            self._straight[topic] = Straight(journal, packer, keeper, self._newest_file)
 
     def stage(self, topic: str, rows: Any, *, headers: HeadersOfRows | None = None) -> Piece:
         """Write rows, synced, without publishing them: `append` and transactions take the piece.

@@ -61,7 +61,9 @@ class Packer:
         self._spread = itertools.count()
         self.plain = b""
         """The section of a record batch that needs no more than to be serialized, if any does."""
-        if topic.value == "columns" and topic.partitions == 1 and not topic.limited:
+        self.required = self._intake.required
+        whole = topic.value == "columns" and topic.partitions == 1 and not topic.limited
+        if whole and not self._intake.deep:
             self.plain = plain_section(topic)
 
     def batch(self, rows: Any) -> pa.RecordBatch:

@@ -399,7 +399,11 @@ class Reading:
             (wanted,) = self._wanted.values()
             limit = CrossLock.LOOK_UNASKED_SECONDS if left is None else left
             found = short.next(seen, self._cursor, self._previous or 0, wanted.topic.id, limit)
-            batch = None if isinstance(found, bool) else self._next(short, wanted, *found)
+            if isinstance(found, bool):
+                continue
+            if deadline is not None:
+                limit = max(0.0, deadline - self._journal.system.monotonic())
+            batch = self._next(short, wanted, limit, *found)
             if batch is not None:
                 return batch
 
@@ -414,6 +418,7 @@ class Reading:
         self,
         short: Compiled,
         wanted: Wanted,
+        limit: float,
         visible: bool,
         position: int,
         received: int,
@@ -445,7 +450,7 @@ class Reading:
             extra={},
         )
         end = self._cursor + length
-        if not visible and not short.confirm(self._cursor, end, checksum):
+        if not visible and not short.confirm(self._cursor, end, checksum, limit):
             return None  # somebody else will tell why, if it comes at all
         wanted.handed_out(spans)
         self._cursor = self._limit = end

@@ -54,7 +54,7 @@ typedef uint64_t u64;
 /* -- shared memory: as live.py has it ---------------------------------------------------------- */
 
 enum { STAMP = 6, SYNCED, SYNCED_POSITION, POISONED, DAMAGED, APPEND_HOLDER, SYNC_HOLDER,
-       COUNTERS_NUMBER };                          /* 64-bit words */
+       COUNTERS_NUMBER, APPENDING = 16 };          /* 64-bit words */
 enum { TAIL_0 = 256, TAIL_1 = 384 };               /* bytes */
 enum { APPEND_WORD = 512, SYNC_WORD = 528, WRITTEN_WORD = 544 }; /* 32-bit; the next: who waits? */
 
@@ -106,8 +106,9 @@ _Static_assert(sizeof(Header) == HEADER_BYTES && sizeof(Section) == SECTION_BYTE
 static const u8 MAGIC[8] = {'H', 'R', 'l', 'o', 'g', 0, 0, 1};
 
 enum { BUFFERS_MAX = 64, SECTIONS_MAX = 16, ZERO_WINDOW = 256 << 10 };
-enum { YIELDS = 16, LOOKS = 20 };
-static const struct timespec LOOK_AGAIN = {0, 50 * 1000 * 1000};
+enum { YIELDS = 16, SOON_YIELDS = 60, LOOKS = 20 };
+enum { LOOK_AGAIN_NS = 50000000, PATIENCE_NS = 100000, LONG_NS = 1000000, CROWDED_NS = 100000000 };
+static const struct timespec LOOK_AGAIN = {0, LOOK_AGAIN_NS};
 static u8 zeros[ZERO_WINDOW];
 
 /* -- xxh3-64, for more than 128 bytes ---------------------------------------------------------- */
@@ -214,7 +215,8 @@ typedef struct {
     u64 *words;
     u32 *words32;
     u8 log_id[16];
-    u64 pid, identity, entries_max, synced_through, syncs;
+    u64 pid, identity, entries_max, body_max, syncs;
+    u64 sync_ns, crowded_until; /* how long the last sync took; when giving way is tried again */
     u32 token;
     char path[PATH_MAX]; /* of the words */
 } ShortCut;
@@ -236,6 +238,13 @@ static u64 now_us(void)
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return (u64)now.tv_sec * 1000000 + (u64)now.tv_nsec / 1000;
+}
+
+static u64 elapsed_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (u64)now.tv_sec * 1000000000 + (u64)now.tv_nsec;
 }
 
 static Tail tail_of(const ShortCut *s)
@@ -504,22 +513,39 @@ static bool is_synced(const ShortCut *s, u64 end, u64 position)
     return load(s->words + SYNCED) >= end && load(s->words + SYNCED_POSITION) >= position;
 }
 
-/* Sync the newest file and say so, the sync lock held. */
+/* Let others run for a moment; false once it is `limit`. Where that moment lasted long, others want
+   the processors for more than an append: then nobody gives way for a while. */
+static bool gives_way(ShortCut *s, u64 limit)
+{
+    u64 now = elapsed_ns();
+    if (now >= limit || now < s->crowded_until)
+        return false;
+    sched_yield();
+    u64 after = elapsed_ns();
+    if (after > now + LONG_NS)
+        s->crowded_until = after + CROWDED_NS;
+    return true;
+}
+
+/* Sync the newest file and say so, the sync lock held.
+
+   Those whose entries the last sync covered append again at about the same time, and sleep until a
+   sync is done. So it waits for as many as appended lately, for less than a sync takes: with one
+   sync for four of them instead of two, each is told sooner. */
 static int sync_locked(ShortCut *s, const Fit *fit, u64 end, u64 position, int *error)
 {
     if (is_synced(s, end, position))
         return DONE;
     Tail tail = tail_of(s);
-    if (tail.position > s->synced_through + 1) /* others append, too: let them share this */
-        for (int i = 0; i < YIELDS; i++) {
-            u64 before = tail.position;
-            sched_yield();
-            tail = tail_of(s);
-            if (tail.position == before)
-                break;
-        }
+    u64 before = load(s->words + SYNCED_POSITION), wanted = before + load(s->words + APPENDING);
+    u64 began = elapsed_ns(), limit = began + s->sync_ns * 3 / 4;
+    if (limit > began + PATIENCE_NS)
+        limit = began + PATIENCE_NS;
+    while (tail.position < wanted && gives_way(s, limit))
+        tail = tail_of(s);
     if (load(s->words + POISONED) || tail.end >> OFFSET_BITS != fit->number)
         return LONG_WAY;
+    began = elapsed_ns();
     if (fdatasync(fit->file)) {
         *error = errno;
         store(s->words + POISONED, 1);
@@ -530,10 +556,20 @@ static int sync_locked(ShortCut *s, const Fit *fit, u64 end, u64 position, int *
         || (((u64)status.st_dev << 40) ^ (u64)status.st_ino) != s->identity)
         return NOT_IN_PLACE;
     s->syncs++;
-    s->synced_through = tail.position;
+    s->sync_ns = elapsed_ns() - began;
     store(s->words + SYNCED, tail.end);
     store(s->words + SYNCED_POSITION, tail.position);
+    store(s->words + APPENDING, tail_of(s).position - before);
     return DONE;
+}
+
+/* Whether there are news of a sync before it is worth sleeping: to be woken costs more than it. */
+static bool comes_soon(ShortCut *s, u32 seen)
+{
+    for (int i = 0; i < SOON_YIELDS && gives_way(s, ~0ull); i++)
+        if (load32(s->words32 + SYNC_WORD) != seen)
+            return true;
+    return false;
 }
 
 static int sync_or_wait(ShortCut *s, const Fit *fit, u64 end, u64 position, bool yields,
@@ -552,7 +588,8 @@ static int sync_or_wait(ShortCut *s, const Fit *fit, u64 end, u64 position, bool
             if (yields) /* whom that woke waits for this processor, often */
                 sched_yield();
             return found || is_synced(s, end, position) ? found : LONG_WAY;
-        } else if (futex(s->words32 + SYNC_WORD, FUTEX_WAIT, seen, &LOOK_AGAIN)) {
+        } else if (!comes_soon(s, seen)
+                   && futex(s->words32 + SYNC_WORD, FUTEX_WAIT, seen, &LOOK_AGAIN)) {
             if (errno == EINTR)
                 return INTERRUPTED;
             looks += errno == ETIMEDOUT;
@@ -683,10 +720,11 @@ static int next_entry(ShortCut *s, const Fit *fit, u32 seen, u64 cursor, u64 pre
     return read_entry(s, fit, cursor, previous, limit, topic, data, found);
 }
 
-/* Wait until the record at `cursor` is synced; whether it is the one with this checksum. */
-static int confirmed(ShortCut *s, const Fit *fit, u64 cursor, u64 end, u64 checksum)
+/* Wait until the record at `cursor` is synced, or it is late; whether it is the one with this
+   checksum. */
+static int confirmed(ShortCut *s, const Fit *fit, u64 cursor, u64 end, u64 checksum, u64 until)
 {
-    for (int looks = 0; looks < LOOKS;) {
+    for (;;) {
         u32 seen = load32(s->words32 + SYNC_WORD);
         if (s->closed || load(s->words + POISONED))
             return LONG_WAY;
@@ -697,13 +735,13 @@ static int confirmed(ShortCut *s, const Fit *fit, u64 cursor, u64 end, u64 check
                 return LONG_WAY;
             return header.address == cursor && header.checksum == checksum ? DONE : LONG_WAY;
         }
-        if (futex(s->words32 + SYNC_WORD, FUTEX_WAIT, seen, &LOOK_AGAIN)) {
-            if (errno == EINTR)
-                return INTERRUPTED;
-            looks += errno == ETIMEDOUT;
-        }
+        u64 now = elapsed_ns();
+        if (now >= until)
+            return LONG_WAY;
+        struct timespec left = {0, (long)(until - now < LOOK_AGAIN_NS ? until - now : LOOK_AGAIN_NS)};
+        if (futex(s->words32 + SYNC_WORD, FUTEX_WAIT, seen, &left) && errno == EINTR)
+            return INTERRUPTED;
     }
-    return LONG_WAY;
 }
 
 /* -- Python ------------------------------------------------------------------------------------ */
@@ -901,11 +939,13 @@ static PyObject *short_append_batch(ShortCut *s, PyObject *const *given, Py_ssiz
     }
     memcpy(&section, template, sizeof section);
     run.rows = section.rows = (u32)PyLong_AsUnsignedLong(given[2]);
-    section.checksum = PyLong_AsUnsignedLongLong(given[3]);
+    section.checksum = given[3] == Py_None ? 0 : PyLong_AsUnsignedLongLong(given[3]);
     Entry entry = {.catalog = PyLong_AsUnsignedLongLong(given[4])};
     int durable = PyObject_IsTrue(given[5]);
     if (PyErr_Occurred() || PyObject_GetBuffer(given[1], &body, PyBUF_SIMPLE))
         return NULL;
+    if (given[3] == Py_None && body.len > 128)
+        section.checksum = xxh3(body.buf, (size_t)body.len);
     section.sent_time = now_us();
     section.length = (u64)body.len;
     entry.sections = &section;
@@ -921,7 +961,7 @@ static PyObject *short_append_batch(ShortCut *s, PyObject *const *given, Py_ssiz
 
     PyObject *answer = NULL;
     int found = LONG_WAY;
-    Fit *fit = come_in(s);
+    Fit *fit = section.rows && body.len > 128 && section.length <= s->body_max ? come_in(s) : NULL;
     if (fit) {
         if (fits(fit, &entry)) {
             PyThreadState *state = PyEval_SaveThread();
@@ -991,18 +1031,20 @@ static PyObject *short_next(ShortCut *s, PyObject *const *given, Py_ssize_t coun
 
 static PyObject *short_confirm(ShortCut *s, PyObject *const *given, Py_ssize_t count)
 {
-    if (count != 3) {
-        PyErr_SetString(PyExc_TypeError, "confirm takes 3 arguments");
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "confirm takes 4 arguments");
         return NULL;
     }
     u64 cursor = PyLong_AsUnsignedLongLong(given[0]), end = PyLong_AsUnsignedLongLong(given[1]);
     u64 checksum = PyLong_AsUnsignedLongLong(given[2]);
+    double seconds = PyFloat_AsDouble(given[3]);
+    u64 until = elapsed_ns() + (seconds < LOOKS * 0.05 ? (u64)(seconds * 1e9) : LOOKS * (u64)LOOK_AGAIN_NS);
     int found = LONG_WAY;
     Fit *fit = PyErr_Occurred() ? NULL : come_in(s);
     if (fit) {
         do {
             PyThreadState *state = PyEval_SaveThread();
-            found = confirmed(s, fit, cursor, end, checksum);
+            found = confirmed(s, fit, cursor, end, checksum, until);
             PyEval_RestoreThread(state);
         } while (found == INTERRUPTED && !PyErr_CheckSignals());
         go_out(s, fit);
@@ -1077,13 +1119,13 @@ static int short_init(ShortCut *s, PyObject *given, PyObject *named)
     const char *append, *sync, *path, *log_id;
     Py_ssize_t log_id_length;
     PyObject *words;
-    unsigned long long identity, entries_max, token;
+    unsigned long long identity, entries_max, body_max, token;
     if (named && PyDict_Size(named)) {
         PyErr_SetString(PyExc_TypeError, "ShortCut takes no keyword arguments");
         return -1;
     }
-    if (!PyArg_ParseTuple(given, "sssOKy#KK", &append, &sync, &path, &words, &identity, &log_id,
-                          &log_id_length, &entries_max, &token))
+    if (!PyArg_ParseTuple(given, "sssOKy#KKK", &append, &sync, &path, &words, &identity, &log_id,
+                          &log_id_length, &entries_max, &body_max, &token))
         return -1;
     if (strlen(path) >= sizeof s->path || log_id_length != sizeof s->log_id) {
         PyErr_SetString(PyExc_ValueError, "a path too long, or an id of another length");
@@ -1104,6 +1146,7 @@ static int short_init(ShortCut *s, PyObject *given, PyObject *named)
     s->pid = (u64)getpid();
     s->identity = identity;
     s->entries_max = entries_max;
+    s->body_max = body_max;
     s->token = (u32)token;
     return 0;
 }

@@ -47,9 +47,19 @@ class Compiled(Protocol):
         """
 
     def append_batch(
-        self, section: bytes, body: Any, rows: int, checksum: int, catalog: int, durable: bool, /
+        self,
+        section: bytes,
+        body: Any,
+        rows: int,
+        checksum: int | None,
+        catalog: int,
+        durable: bool,
+        /,
     ) -> tuple[int, int, int, bytes, int] | int | None:
-        """As `append`, for one batch of partition 0; with what its `sync` has given, last."""
+        """As `append`, for one batch of partition 0; with what its `sync` has given, last.
+
+        Without the checksum of a small body it is worked out.
+        """
 
     def sync(self, end: int, position: int, /) -> int:
         """0, or why not."""
@@ -69,8 +79,8 @@ class Compiled(Protocol):
         something else, see what it is.
         """
 
-    def confirm(self, cursor: int, end: int, checksum: int, /) -> bool:
-        """Wait until the record at `cursor` is synced; whether it is this one."""
+    def confirm(self, cursor: int, end: int, checksum: int, seconds: float, /) -> bool:
+        """Wait until the record at `cursor` is synced, a second at most; whether it is this one."""
 
     def syncs(self) -> int:
         """How often it has synced."""
@@ -105,6 +115,7 @@ def opened(journal: Journal) -> Compiled | None:
             shared.identity(),
             journal.log_id,
             journal.settings.journal_entries_max,
+            min(journal.settings.inline_bytes_max, journal.settings.append_bytes_max),
             (os.getpid() << 12 ^ id(journal) >> 3) & 0xFFFFFFFF,
         )
     except (OSError, ValueError):  # no descriptor left, a disk that is read only, a very long path

@@ -367,9 +367,7 @@ class OsSystem:
         """See `System`."""
         return time.time_ns() // 1000
 
-    def monotonic(self) -> float:
-        """See `System`."""
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
 
     def pid(self) -> int:
         """See `System`."""
