@@ -40,8 +40,10 @@ from headrace.log.embedded.files import JournalFiles
 from headrace.log.embedded.format import ENTRY, Record, address_of
 from headrace.log.embedded.live import SYNCED, SYNCED_POSITION
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.log.embedded.packing import Packer
 from headrace.log.embedded.reader import Reading
 from headrace.log.embedded.system import OsSystem
+from headrace.model.topic import define
 from tests.log.kit import PRELUDE, TINY, Child, checked, values
 
 SOURCE = Path(shortcut.__file__).with_suffix(".c")
@@ -204,6 +206,39 @@ def test_the_short_cut_makes_the_calls_of_an_append_and_no_more(tmp_path: Path) 
     one += ["flock", "fdatasync", made[6] if len(made) > 6 else "", "flock", "futex"]
     assert made == one * 5
     assert "stat" in one[6]
+
+
+# -- partitions ---------------------------------------------------------------------------------
+
+KEYS = st.one_of(
+    *(
+        st.tuples(st.just(kind), st.lists(st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)))
+        for kind, bits in ((pa.int8(), 8), (pa.int16(), 16), (pa.int32(), 32), (pa.int64(), 64))
+    ),
+    st.tuples(st.just(pa.string()), st.lists(st.text(max_size=90))),
+    st.tuples(st.just(pa.int64()), st.lists(st.one_of(st.none(), st.integers(0, 9)))),
+)
+
+
+@given(KEYS, st.integers(2, 40), st.integers(0, 5), st.integers(1, 9), st.booleans())
+def test_rows_go_to_the_partitions_that_numpy_gives_them(
+    keys: tuple[pa.DataType, list[Any]], partitions: int, skip: int, times: int, ordered: bool
+) -> None:
+    """For ever the same, whichever way an append takes; slices and nulls included. R-A9"""
+    kind, column = keys
+    schema = pa.schema([("k", kind), ("n", pa.int64())])
+    rows = [key for key in column for _ in range(times)]
+    batch = pa.record_batch([pa.array(rows, kind), range(len(rows))], schema=schema).slice(skip)
+    topic = define("t", schema, "k", None, partitions, "events")
+    packer, plain = Packer(topic), Packer(topic)
+    assert packer._spread_by is not None
+    plain._spread_by = None
+    mine, my_runs, my_only = packer._placed(batch, None, ordered=ordered)
+    other, other_runs, other_only = plain._placed(batch, None, ordered=ordered)
+    assert mine == other
+    assert (my_runs is None, my_only) == (other_runs is None, other_only)
+    if my_runs is not None and other_runs is not None:
+        assert my_runs.tobytes() == other_runs.tobytes()
 
 
 # -- both ways at once --------------------------------------------------------------------------
@@ -509,6 +544,11 @@ def test_another_version_of_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- seeded bugs ----------------------------------------------------------------------------------
 
 BUGS: dict[str, tuple[str, str, str]] = {
+    "a key hashed with its sign lost": (
+        "value = (int64_t)((u64)value << unused) >> unused;",
+        "(void)unused;",
+        "partitions",
+    ),
     "no look at the end": ("|| !memcmp(found, MAGIC, 8)", "", "dead"),
     "the chain is not moved on": ("    tail.checksum = checksum;\n", "", "history"),
     "offsets are not moved": ("    advance(fit, entry);\n", "", "history"),
@@ -615,7 +655,13 @@ def crowds(folder: Path, _: str = "") -> None:
         crowd(folder / str(number))
 
 
+def negative(folder: Path, _: str = "") -> None:
+    check: Any = test_rows_go_to_the_partitions_that_numpy_gives_them
+    check.hypothesis.inner_test((pa.int8(), [-1, 0, 3]), 2, 0, 1, False)
+
+
 CHECKS: dict[str, Callable[[Path, str], None]] = {
+    "partitions": negative,
     "history": histories,
     "threads": crowds,
     "dead": dead_writer,

@@ -9,6 +9,7 @@ a run it is not worth moving them: they stay as they came, each a run (decision 
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from pyarrow.compute import TakeOptions, get_function
 
 from headrace import errors
 from headrace.interfaces import Part
+from headrace.log.embedded import shortcut
 from headrace.log.embedded.format import (
     WITH_HEADERS,
     WITH_TRANSACTION,
@@ -34,6 +36,7 @@ from headrace.model.topic import Topic
 
 Headers = Mapping[str, bytes | str]
 HeadersOfRows = Headers | Sequence[Headers | None]
+_RUN = struct.Struct("<IIQ")
 _take, _UNCHECKED = get_function("take"), TakeOptions(boundscheck=False)
 
 
@@ -62,9 +65,9 @@ class Packer:
         self.plain = b""
         """The section of a record batch that needs no more than to be serialized, if any does."""
         self.required = self._intake.required
-        whole = topic.value == "columns" and topic.partitions == 1 and not topic.limited
-        if whole and not self._intake.deep:
+        if topic.value == "columns" and not topic.limited and not self._intake.deep:
             self.plain = plain_section(topic)
+        self._spread_by = shortcut.spread_by(self.arrow.types[i] for i in self._keys)
 
     def batch(self, rows: Any) -> pa.RecordBatch:
         """The rows as one batch of the topic's schema; raises what is wrong with them."""
@@ -129,6 +132,10 @@ class Packer:
         rows = batch.num_rows
         if not rows:
             return batch, None, 0
+        if self._spread_by is not None:
+            found = self._spread_by(keys[0], count, ordered)
+            if found is not None:
+                return self._moved(batch, *found)
         of_row = partitions_of(keys, count).astype(np.uint16)  # sorted by radix
         order = of_row.argsort(kind="stable")
         by_partition = of_row.take(order)
@@ -152,6 +159,23 @@ class Packer:
         counts[-1] = rows - starts[-1]
         indices = pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(order)])
         return _take.call([batch, indices], _UNCHECKED), runs, 0
+
+    def _moved(
+        self, batch: pa.RecordBatch, table: bytes, order: bytes | None
+    ) -> tuple[pa.RecordBatch, Runs | None, int]:
+        if len(table) == RUNS.itemsize:
+            return batch, None, int.from_bytes(table[:4], "little")
+        if order is not None:
+            indices = pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, pa.py_buffer(order)])
+            batch = _take.call([batch, indices], _UNCHECKED)
+        return batch, np.frombuffer(bytearray(table), RUNS), 0
+
+    def spread(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, bytes]:
+        """The rows as they are to be stored, and their runs."""
+        batch, runs, only = self._placed(batch, None, ordered=False)
+        if runs is None:
+            return batch, _RUN.pack(only, batch.num_rows, 0)
+        return batch, runs.tobytes()
 
     def _key_columns(self, batch: pa.RecordBatch) -> list[pa.Array] | None:
         if not self._keys:

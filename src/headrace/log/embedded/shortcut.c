@@ -923,38 +923,49 @@ static int synced(ShortCut *s, const Fit *fit, u64 end, u64 position, bool yield
     return found == POISONED_IT ? error : found;
 }
 
-/* The commonest entry: one batch of partition 0 and nothing else; and its sync, if asked for.
-   The section comes with what is the same for all of them. */
+/* The commonest entry: one batch and nothing else; and its sync, if asked for. The section comes with
+   what is the same for all of them; without runs all rows are of partition 0. */
 static PyObject *short_append_batch(ShortCut *s, PyObject *const *given, Py_ssize_t count)
 {
-    _Alignas(16) u8 head[HEADER_BYTES + SECTION_BYTES + RUN_BYTES];
-    const u8 *template;
-    u64 length;
-    Run run = {0};
+    _Alignas(16) u8 small[4096];
+    u8 *memory = small;
+    const u8 *template, *runs = NULL;
+    u64 length, runs_length = RUN_BYTES;
+    Run only = {0};
     Section section;
     Py_buffer body;
-    if (count != 6 || !bytes_of(given[0], &template, &length) || length != sizeof section) {
-        PyErr_SetString(PyExc_TypeError, "append_batch takes 6 arguments, a section first");
+    if (count != 7 || !bytes_of(given[0], &template, &length) || length != sizeof section
+        || (given[1] != Py_None && !bytes_of(given[1], &runs, &runs_length))) {
+        PyErr_SetString(PyExc_TypeError, "append_batch takes 7 arguments, a section and runs first");
         return NULL;
     }
     memcpy(&section, template, sizeof section);
-    run.rows = section.rows = (u32)PyLong_AsUnsignedLong(given[2]);
-    section.checksum = given[3] == Py_None ? 0 : PyLong_AsUnsignedLongLong(given[3]);
-    Entry entry = {.catalog = PyLong_AsUnsignedLongLong(given[4])};
-    int durable = PyObject_IsTrue(given[5]);
-    if (PyErr_Occurred() || PyObject_GetBuffer(given[1], &body, PyBUF_SIMPLE))
+    only.rows = section.rows = (u32)PyLong_AsUnsignedLong(given[3]);
+    section.checksum = given[4] == Py_None ? 0 : PyLong_AsUnsignedLongLong(given[4]);
+    Entry entry = {.catalog = PyLong_AsUnsignedLongLong(given[5])};
+    int durable = PyObject_IsTrue(given[6]);
+    if (PyErr_Occurred() || PyObject_GetBuffer(given[2], &body, PyBUF_SIMPLE))
         return NULL;
-    if (given[3] == Py_None && body.len > 128)
+    if (given[4] == Py_None && body.len > 128)
         section.checksum = xxh3(body.buf, (size_t)body.len);
     section.sent_time = now_us();
     section.length = (u64)body.len;
     entry.sections = &section;
-    entry.runs = &run;
-    entry.section_count = entry.run_count = 1;
-    entry.meta_length = SECTION_BYTES + RUN_BYTES;
+    entry.section_count = 1;
+    section.runs = (u32)(entry.run_count = runs_length / RUN_BYTES);
+    entry.meta_length = SECTION_BYTES + runs_length;
     entry.body_length = ((u64)body.len + 63) & ~63ull;
-    entry.head = head;
-    memcpy(head + HEADER_BYTES - 8, &section, sizeof section);
+    u64 need = HEADER_BYTES + SECTION_BYTES + 2 * runs_length;
+    if (need > sizeof small && !(memory = malloc(need))) {
+        PyBuffer_Release(&body);
+        return PyErr_NoMemory();
+    }
+    u8 *to = memory;
+    copy(&to, runs ? runs : (u8 *)&only, runs_length);
+    entry.runs = (Run *)memory;
+    entry.head = to;
+    to += HEADER_BYTES - 8;
+    copy(&to, &section, sizeof section);
     entry.iov[4] = (struct iovec){body.buf, (size_t)body.len};
     entry.iov[5] = (struct iovec){zeros, entry.body_length - (u64)body.len};
     entry.iov_count = 6;
@@ -974,6 +985,8 @@ static PyObject *short_append_batch(ShortCut *s, PyObject *const *given, Py_ssiz
         go_out(s, fit);
     } else
         answer = Py_NewRef(Py_None);
+    if (memory != small)
+        free(memory);
     PyBuffer_Release(&body);
     return answer;
 }
@@ -1172,6 +1185,138 @@ static PyObject *checksum_of(PyObject *Py_UNUSED(module), PyObject *data)
     return PyLong_FromUnsignedLongLong(xxh3(start, length));
 }
 
+/* -- partitions: as model/keys.py and packing.py have it --------------------------------------- */
+
+enum { TAG_INTEGER = 2, TAG_STRING = 5, KEY_BYTES_MAX = 256, PARTITIONS_MAX = 1 << 16 };
+
+static u32 murmur2(const u8 *data, u32 length)
+{
+    const u32 m = 0x5BD1E995;
+    u32 hash = 0x9747B28C ^ length;
+    for (; length >= 4; data += 4, length -= 4) {
+        u32 word;
+        memcpy(&word, data, 4);
+        word *= m;
+        word ^= word >> 24;
+        hash = hash * m ^ word * m;
+    }
+    if (length) {
+        for (u32 i = length; i--;)
+            hash ^= (u32)data[i] << 8 * i;
+        hash *= m;
+    }
+    hash ^= hash >> 13;
+    hash *= m;
+    return hash ^ hash >> 15;
+}
+
+/* The canonical bytes of one key, without nulls, and their hash; false: too long for here. */
+static bool hashed(const u8 *values, const Py_buffer *text, int width, u64 row, u32 *hash)
+{
+    u8 key[KEY_BYTES_MAX];
+    if (text->obj) {
+        int32_t from, to;
+        memcpy(&from, values + 4 * row, 4);
+        memcpy(&to, values + 4 * row + 4, 4);
+        u32 length = (u32)(to - from), big = __builtin_bswap32(length);
+        if (from < 0 || to < from || to > text->len || length > KEY_BYTES_MAX - 5)
+            return false;
+        key[0] = TAG_STRING;
+        memcpy(key + 1, &big, 4);
+        memcpy(key + 5, (u8 *)text->buf + from, length);
+        *hash = murmur2(key, 5 + length);
+        return true;
+    }
+    int64_t value = 0;
+    memcpy(&value, values + (u64)width * row, (size_t)width);
+    int unused = 64 - 8 * width;
+    value = (int64_t)((u64)value << unused) >> unused; /* its sign */
+    u64 big = __builtin_bswap64((u64)value);
+    key[0] = TAG_INTEGER;
+    memcpy(key + 1, &big, 8);
+    *hash = murmur2(key, 9);
+    return true;
+}
+
+/* Runs of the rows, numbered from 0, and the order in which they are to be: None if as they are. */
+static PyObject *spread(PyObject *Py_UNUSED(module), PyObject *given)
+{
+    Py_buffer values, text = {0};
+    PyObject *text_object, *answer = NULL;
+    int width, ordered;
+    unsigned long long first, rows, partitions;
+    if (!PyArg_ParseTuple(given, "y*OiKKKp", &values, &text_object, &width, &first, &rows,
+                          &partitions, &ordered))
+        return NULL;
+    u32 *of_row = NULL, *counts = NULL;
+    u64 needed = text_object == Py_None ? (first + rows) * (u64)width : (first + rows + 1) * 4;
+    if (text_object != Py_None && PyObject_GetBuffer(text_object, &text, PyBUF_SIMPLE))
+        goto out;
+    if (!rows || partitions > PARTITIONS_MAX || (u64)values.len < needed || rows >> 32) {
+        answer = Py_NewRef(Py_None);
+        goto out;
+    }
+    of_row = malloc(rows * sizeof *of_row);
+    counts = calloc(partitions, sizeof *counts);
+    if (!of_row || !counts) {
+        PyErr_NoMemory();
+        goto out;
+    }
+    u64 different = 0;
+    for (u64 i = 0; i < rows; i++) {
+        u32 hash;
+        if (!hashed(values.buf, &text, width, first + i, &hash)) {
+            answer = Py_NewRef(Py_None);
+            goto out;
+        }
+        of_row[i] = (hash & 0x7FFFFFFF) % (u32)partitions;
+        different += !counts[of_row[i]]++;
+    }
+    if (different > 1 && 2 * different > rows && !ordered) { /* not worth moving: decision 0012 */
+        memset(counts, 0, partitions * sizeof *counts);
+        PyObject *runs = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(rows * sizeof(Run)));
+        if (!runs)
+            goto out;
+        Run *run = (Run *)PyBytes_AsString(runs);
+        for (u64 i = 0; i < rows; i++)
+            run[i] = (Run){of_row[i], 1, counts[of_row[i]]++};
+        answer = Py_BuildValue("(NO)", runs, Py_None);
+        goto out;
+    }
+    PyObject *runs = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(different * sizeof(Run)));
+    PyObject *order = Py_None;
+    if (runs && different == 1)
+        Py_IncRef(order);
+    else if (runs)
+        order = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(rows * sizeof(u64)));
+    if (!runs || !order) {
+        Py_XDECREF(runs);
+        goto out;
+    }
+    Run *run = (Run *)PyBytes_AsString(runs);
+    u32 before = 0;
+    for (u32 p = 0; p < partitions; p++)
+        if (counts[p]) {
+            *run++ = (Run){p, counts[p], 0};
+            u32 start = before;
+            before += counts[p];
+            counts[p] = start;
+        }
+    if (order != Py_None) {
+        u64 *place = (u64 *)PyBytes_AsString(order);
+        for (u64 i = 0; i < rows; i++)
+            place[counts[of_row[i]]++] = i;
+    }
+    answer = Py_BuildValue("(NN)", runs, order);
+out:
+    free(of_row);
+    free(counts);
+    PyBuffer_Release(&values);
+    if (text.obj)
+        PyBuffer_Release(&text);
+    return answer;
+}
+
 #define METHOD(function) ((PyCFunction)(void (*)(void))(function))
 static PyMethodDef short_methods[] = {
     {"append", METHOD(short_append), METH_FASTCALL, NULL},
@@ -1199,6 +1344,7 @@ static PyType_Spec short_spec = {
 };
 static PyMethodDef functions[] = {
     {"checksum", checksum_of, METH_O, NULL},
+    {"spread", spread, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef definition = {

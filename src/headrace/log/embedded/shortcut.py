@@ -12,8 +12,10 @@ from __future__ import annotations
 import importlib
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
 
 from headrace.log.embedded.live import digest_of
 from headrace.log.embedded.system import OsSystem
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 VERSION = 1
 """Of what `Compiled` asks for; `shortcut.c` says the same."""
 LONG_WAY, NOT_IN_PLACE = -1, -2
+SpreadBy = Callable[[pa.Array, int, bool], tuple[bytes, bytes | None] | None]
+"""A key column without nulls, partitions, ordered: runs, and the order to bring the rows into."""
 _CONDITION = struct.Struct("<16sQQ")
 
 
@@ -49,6 +53,7 @@ class Compiled(Protocol):
     def append_batch(
         self,
         section: bytes,
+        runs: bytes | None,
         body: Any,
         rows: int,
         checksum: int | None,
@@ -56,7 +61,7 @@ class Compiled(Protocol):
         durable: bool,
         /,
     ) -> tuple[int, int, int, bytes, int] | int | None:
-        """As `append`, for one batch of partition 0; with what its `sync` has given, last.
+        """As `append`, for one batch, of partition 0 unless runs say; what its `sync` gave is last.
 
         Without the checksum of a small body it is worked out.
         """
@@ -121,6 +126,32 @@ def opened(journal: Journal) -> Compiled | None:
     except (OSError, ValueError):  # no descriptor left, a disk that is read only, a very long path
         return None
     return found
+
+
+def spread_by(keys: Iterable[pa.DataType]) -> SpreadBy | None:
+    """What gives the rows of a batch their partitions, by a key of this type; None: numpy does."""
+    module, types = compiled(), list(keys)
+    if module is None or len(types) != 1:
+        return None
+    (kind,) = types
+    if not pa.types.is_signed_integer(kind) and not pa.types.is_string(kind):
+        return None
+    spread, width = module.spread, 0 if pa.types.is_string(kind) else kind.bit_width >> 3
+
+    def by(column: pa.Array, partitions: int, ordered: bool) -> tuple[bytes, bytes | None] | None:
+        if column.null_count:
+            return None
+        buffers = column.buffers()
+        text = None if width else buffers[2]
+        if buffers[1] is None or (not width and text is None):
+            return None
+        rows = len(column)
+        found: tuple[bytes, bytes | None] | None = spread(
+            buffers[1], text, width, column.offset, rows, partitions, ordered
+        )
+        return found
+
+    return by
 
 
 def conditions(control: Mapping[str, Any]) -> bytes:

@@ -28,7 +28,7 @@ class Straight:
     """Appends to one topic; made when one went the long way, good until a topic changes."""
 
     __slots__ = (
-        "_append", "_catalog", "_clock", "_keeper", "_name", "_packer", "journal", "newest"
+        "_append", "_catalog", "_clock", "_keeper", "_many", "_name", "_packer", "journal", "newest"
     )  # fmt: skip
 
     def __init__(self, journal: Journal, packer: Packer, keeper: Housekeeper, newest: int) -> None:
@@ -39,6 +39,7 @@ class Straight:
         self._clock = journal.system.monotonic
         self.journal = journal
         self._keeper = keeper
+        self._many = packer.topic.partitions > 1
         self._name = packer.topic.name
         self._packer = packer
         self.newest = newest
@@ -52,9 +53,12 @@ class Straight:
         for position in packer.required:
             if rows.column(position).null_count:
                 return None
+        runs = None
+        if self._many:
+            rows, runs = packer.spread(rows)
         body, count = rows.serialize(), rows.num_rows
         known = checksum(body) if body.size > SMALL_BYTES else None
-        found = self._append(packer.plain, body, count, known, self._catalog, durable)
+        found = self._append(packer.plain, runs, body, count, known, self._catalog, durable)
         if type(found) is not tuple:
             return self.journal.taken(found)
         position, received, end, runs, synced = found
