@@ -318,6 +318,9 @@ def test_damage_in_the_newest_file_refuses_appends(folder: str) -> None:
             with pytest.raises(errors.LogDamaged) as caught:
                 log.append("t", [{"a": 99}])
             assert caught.value.details["offset"] == middle
+            for what_entries_say in (log.counter, log.value, log.values, log.offsets):
+                with pytest.raises(errors.LogDamaged):  # not what older ones said
+                    what_entries_say("c")
             found: list[int] = []
             with pytest.raises(errors.LogDamaged) as caught:
                 for batch in log.read("t"):

@@ -84,7 +84,7 @@ from headrace.log.embedded.format import (
 from headrace.log.embedded.live import Live, Tail
 from headrace.log.embedded.locks import CrossLock
 from headrace.log.embedded.pieces import must_be_there
-from headrace.log.embedded.system import EVERYBODY, File, System, named, os_errors
+from headrace.log.embedded.system import EVERYBODY, File, OsFile, System, named, os_errors
 from headrace.log.embedded.witness import write_witness
 from headrace.model import fold
 from headrace.model.fold import ControlState, Offsets
@@ -144,6 +144,7 @@ class Journal:
         self.refused: errors.HeadraceError | None = None
         """Why this handle only reads, if so (`frozen`)."""
         self.short = shortcut.opened(self)
+        self._fitting = threading.Lock()
         self._fitted = (0, 0, 0)
         """What the short cut knows: journal file, length of the ends, table of counters."""
         self._syncs = 0
@@ -252,23 +253,32 @@ class Journal:
         raise self._unknown() from error
 
     def _fit(self, short: shortcut.Compiled, end: int) -> None:
-        """Tell the short cut what it needs to know to go on from `end` (append lock held)."""
-        number, file, size = self._file_of(end)
-        ends, table = self.live.end_words(1), self.live.current_table()
-        fitted = (number, len(ends), self.live.words[shared.COUNTERS_NUMBER])
-        if fitted != self._fitted:
-            short.fit(file.path, number, size, ends, table, fitted[2])
-            self._fitted = fitted
+        """Tell the short cut what it needs to know to go on from `end` (append lock held).
+
+        The entry before `end` is taken: what fails in here is tried again behind the next one.
+        """
+        with contextlib.suppress(OSError, MemoryError, errors.HeadraceError):
+            number, file, size = self._file_of(end)
+            ends, table = self.live.end_words(1), self.live.current_table()
+            fitted = (number, len(ends), self.live.words[shared.COUNTERS_NUMBER])
+            with self._fitting:
+                assert isinstance(file, OsFile)  # there is no short cut on a simulated machine
+                known = (file.path, file.fileno(), number, size)
+                if fitted != self._fitted and short.fit(*known, ends, table, fitted[2]):
+                    self._fitted = fitted
 
     def short_at(self, address: int) -> shortcut.Compiled | None:
         """The short cut, for a reader that waits at `address`; None if there is none."""
         short, number = self.short, address >> OFFSET_BITS
-        if short is None or self.refused is not None:
+        if short is None or self.refused is not None or self._fitted[0] > number:
             return None
         if self._fitted[0] != number:
-            _, size = self.files.file(number)
-            short.fit(self.files.path(number), number, size, None, None, 0)
-            self._fitted = (number, 0, 0)
+            file, size = self.files.file(number)
+            assert isinstance(file, OsFile)  # there is no short cut on a simulated machine
+            with self._fitting:
+                older = self._fitted[0] < number  # else an append was here meanwhile
+                if older and short.fit(file.path, file.fileno(), number, size, None, None, 0):
+                    self._fitted = (number, 0, 0)
         return short
 
     def _unknown(self) -> errors.Unknown:
@@ -732,7 +742,7 @@ class Journal:
         self.append_lock.abandon()
         self.sync_lock.abandon()
         if self.short is not None:
-            self.short.close()
+            self.short.abandon()
 
     def close(self) -> None:
         """Close files, locks and maps, once no thread writes or syncs."""

@@ -308,11 +308,14 @@ class EmbeddedLog:
     def _straighten(self, topic: str) -> None:
         """The way for the record batches that follow."""
         journal, packer = self._journal, self._packers.get(topic)
+        catalog = (
+            -1 if journal is None else journal.catalog
+        )  # before the topics: no newer than they
         keeper = getattr(self, "_housekeeper", None)
         if journal is None or keeper is None or journal.short is None or packer is None:
             return
         if packer.plain and packer.topic is journal.control.topics.get(topic):
-            self._straight[topic] = Straight(journal, packer, keeper, self._newest_file)
+            self._straight[topic] = Straight(journal, packer, keeper, catalog, self._newest_file)
 
     def stage(self, topic: str, rows: Any, *, headers: HeadersOfRows | None = None) -> Piece:
         """Write rows, synced, without publishing them: `append` and transactions take the piece.
@@ -719,6 +722,7 @@ class EmbeddedLog:
         if not is_name(name):
             raise errors.BadSetting(f"{name!r} is not the name of a counter", place="counter")
         journal = self.journal
+        self._refuse_if_damaged()
         try:
             journal.append_lock.acquire(self.settings.lock_timeout_seconds)
             journal.catch_up()
@@ -745,10 +749,18 @@ class EmbeddedLog:
 
     def _settled(self) -> ControlState:
         """What the entries say, once they are on the disk: nothing is shown that may be gone."""
+        self._refuse_if_damaged()
         self.journal.refresh_control()
         control = self.journal.control
         self.sync()
         return control
+
+    def _refuse_if_damaged(self) -> None:
+        """Where the newest entries cannot be read, nobody knows what they say."""
+        journal = self.journal
+        damaged = journal.live.words[shared.DAMAGED]
+        if damaged:
+            raise journal.files.damage(damaged)
 
     def sync(self) -> int:
         """Put everything appended so far on the disk; the position that is then visible."""

@@ -65,7 +65,9 @@ class Packer:
         self.plain = b""
         """The section of a record batch that needs no more than to be serialized, if any does."""
         self.required = self._intake.required
-        if topic.value == "columns" and not topic.limited and not self._intake.deep:
+        by_key = topic.partitions == 1 or bool(topic.key)  # else each append takes a turn
+        whole = topic.value == "columns" and by_key and not topic.limited
+        if whole and not self._intake.deep:
             self.plain = plain_section(topic)
         self._spread_by = shortcut.spread_by(self.arrow.types[i] for i in self._keys)
 

@@ -397,15 +397,26 @@ class Reading:
                 lock.wait_changed(seen, left)
                 continue
             (wanted,) = self._wanted.values()
-            limit = CrossLock.LOOK_UNASKED_SECONDS if left is None else left
-            found = short.next(seen, self._cursor, self._previous or 0, wanted.topic.id, limit)
-            if isinstance(found, bool):
+            limit = CrossLock.LOOK_UNASKED_SECONDS
+            found = short.next(
+                seen,
+                self._cursor,
+                self._previous or 0,
+                wanted.topic.id,
+                limit if left is None else min(left, limit),
+            )
+            if found is False:
                 continue
             if deadline is not None:
-                limit = max(0.0, deadline - self._journal.system.monotonic())
-            batch = self._next(short, wanted, limit, *found)
-            if batch is not None:
-                return batch
+                left = max(0.0, deadline - self._journal.system.monotonic())
+            if found is not True:
+                batch = self._next(short, wanted, limit if left is None else left, *found)
+                if batch is not None:
+                    return batch
+            if (
+                words[shared.SYNCED] <= self._cursor
+            ):  # nothing for the short cut, and not for us yet
+                lock.wait_changed(seen, left)
 
     def _is_plain(self) -> bool:
         """Whether it reads all rows of one topic, and knows what comes before the next record."""

@@ -546,7 +546,10 @@ static int sync_locked(ShortCut *s, const Fit *fit, u64 end, u64 position, int *
     if (load(s->words + POISONED) || tail.end >> OFFSET_BITS != fit->number)
         return LONG_WAY;
     began = elapsed_ns();
-    if (fdatasync(fit->file)) {
+    int failed;
+    while ((failed = fdatasync(fit->file)) && errno == EINTR)
+        ;
+    if (failed) {
         *error = errno;
         store(s->words + POISONED, 1);
         return POISONED_IT;
@@ -572,10 +575,10 @@ static bool comes_soon(ShortCut *s, u32 seen)
     return false;
 }
 
-static int sync_or_wait(ShortCut *s, const Fit *fit, u64 end, u64 position, bool yields,
+static int sync_or_wait(ShortCut *s, const Fit *fit, u64 end, u64 position, bool yields, u64 until,
                         int *error)
 {
-    for (int looks = 0; looks < LOOKS;) {
+    while (elapsed_ns() < until) {
         if (is_synced(s, end, position))
             return DONE;
         u32 seen = load32(s->words32 + SYNC_WORD);
@@ -592,7 +595,6 @@ static int sync_or_wait(ShortCut *s, const Fit *fit, u64 end, u64 position, bool
                    && futex(s->words32 + SYNC_WORD, FUTEX_WAIT, seen, &LOOK_AGAIN)) {
             if (errno == EINTR)
                 return INTERRUPTED;
-            looks += errno == ETIMEDOUT;
         }
     }
     return LONG_WAY;
@@ -652,10 +654,11 @@ static int decoded(const ShortCut *s, const u8 *data, u64 cursor, u64 previous, 
 {
     Header header;
     memcpy(&header, data, sizeof header);
-    if (length < HEADER_BYTES || memcmp(header.magic, MAGIC, 8)
+    u64 head_length = (HEADER_BYTES + (u64)header.meta_length + 63) & ~63ull;
+    if (length < HEADER_BYTES || head_length > length || memcmp(header.magic, MAGIC, 8)
         || memcmp(header.log_id, s->log_id, 16) || header.address != cursor
         || header.previous != previous || header.kind != ENTRY || header.meta_length > NEXT_BYTES
-        || ((HEADER_BYTES + header.meta_length + 63) & ~63ull) + header.body_length != length
+        || header.body_length != length - head_length
         || HEADER_BYTES - 8 + header.meta_length <= 128)
         return LONG_WAY;
     u8 whole[NEXT_BYTES + HEADER_BYTES];
@@ -665,14 +668,15 @@ static int decoded(const ShortCut *s, const u8 *data, u64 cursor, u64 previous, 
         return LONG_WAY;
     const u8 *at = data + HEADER_BYTES, *runs = at + (u64)header.sections * SECTION_BYTES;
     const u8 *end = at + header.meta_length;
-    const u8 *body = data + ((HEADER_BYTES + header.meta_length + 63) & ~63ull);
+    const u8 *body = data + head_length;
     bool is_there = false;
     for (u32 i = 0; i < header.sections && runs <= end; i++, at += SECTION_BYTES) {
         Section section;
         memcpy(&section, at, sizeof section);
         if (section.topic == topic) {
             if (is_there || section.piece || section.flags || section.codec
-                || section.offset + section.length > header.body_length || section.length <= 128
+                || section.length > header.body_length
+                || section.offset > header.body_length - section.length || section.length <= 128
                 || xxh3(body + section.offset, section.length) != section.checksum)
                 return LONG_WAY;
             is_there = true;
@@ -708,14 +712,9 @@ static int next_entry(ShortCut *s, const Fit *fit, u32 seen, u64 cursor, u64 pre
         sleep_for_news(s, seen, written, timeout);
     u64 limit = load(s->words + SYNCED), end = tail_of(s).end;
     found->visible = limit > cursor;
-    if (!found->visible && end > cursor) {
-        if (!read_entry(s, fit, cursor, previous, end, topic, data, found))
-            return DONE;
-        futex(s->words32 + SYNC_WORD, FUTEX_WAIT, seen, timeout);
-        limit = load(s->words + SYNCED);
-        found->visible = true;
-    }
-    if (limit <= cursor)
+    if (!found->visible && end > cursor)
+        limit = end;
+    else if (limit <= cursor)
         return NOTHING_YET;
     return read_entry(s, fit, cursor, previous, limit, topic, data, found);
 }
@@ -731,6 +730,8 @@ static int confirmed(ShortCut *s, const Fit *fit, u64 cursor, u64 end, u64 check
         if (load(s->words + SYNCED) >= end) {
             Header header;
             off_t offset = (off_t)(cursor & ((1ull << OFFSET_BITS) - 1));
+            if (load(s->words + SYNCED) >> OFFSET_BITS != fit->number || cursor >> OFFSET_BITS != fit->number)
+                return LONG_WAY; /* the file may have been cut where it was recovered */
             if (pread(fit->file, &header, sizeof header, offset) != (ssize_t)sizeof header)
                 return LONG_WAY;
             return header.address == cursor && header.checksum == checksum ? DONE : LONG_WAY;
@@ -755,7 +756,7 @@ static void let_fit_go(Fit *fit)
     free(fit);
 }
 
-static void let_go(ShortCut *s)
+static void close_locks(ShortCut *s)
 {
     int *locks[] = {&s->append_lock, &s->sync_lock};
     for (int i = 0; i < 2; i++) {
@@ -763,6 +764,11 @@ static void let_go(ShortCut *s)
             close(*locks[i]);
         *locks[i] = -1;
     }
+}
+
+static void let_go(ShortCut *s)
+{
+    close_locks(s);
     if (s->fit && !s->fit->users)
         let_fit_go(s->fit);
     s->fit = NULL;
@@ -915,9 +921,10 @@ out:
 static int synced(ShortCut *s, const Fit *fit, u64 end, u64 position, bool yields)
 {
     int found, error = 0;
+    u64 until = elapsed_ns() + (u64)LOOKS * LOOK_AGAIN_NS;
     do {
         PyThreadState *state = PyEval_SaveThread();
-        found = sync_or_wait(s, fit, end, position, yields, &error);
+        found = sync_or_wait(s, fit, end, position, yields, until, &error);
         PyEval_RestoreThread(state);
     } while (found == INTERRUPTED && !PyErr_CheckSignals());
     return found == POISONED_IT ? error : found;
@@ -1076,23 +1083,27 @@ static PyObject *short_fit(ShortCut *s, PyObject *given)
     const char *path;
     unsigned long long size, number, counters_number;
     PyObject *ends, *counters;
-    if (!PyArg_ParseTuple(given, "sKKOOK", &path, &number, &size, &ends, &counters,
+    struct stat mine, known;
+    int file;
+    if (!PyArg_ParseTuple(given, "siKKOOK", &path, &file, &number, &size, &ends, &counters,
                           &counters_number))
         return NULL;
     if (s->closed)
-        Py_RETURN_NONE;
+        Py_RETURN_FALSE;
     Fit *fit = calloc(1, sizeof *fit);
     if (!fit)
         return PyErr_NoMemory();
     fit->number = number;
     fit->size = size;
     fit->file = open(path, O_RDWR | O_CLOEXEC);
-    if (fit->file < 0 || !mapped(ends, &fit->ends_buffer)
+    if (fit->file < 0 || fstat(fit->file, &mine) || fstat(file, &known)
+        || mine.st_dev != known.st_dev || mine.st_ino != known.st_ino /* another log's, by now */
+        || !mapped(ends, &fit->ends_buffer)
         || !mapped(counters, &fit->counters_buffer)) {
         let_fit_go(fit);
         if (PyErr_Occurred())
             return NULL;
-        Py_RETURN_NONE; /* without a descriptor to spare all goes the long way */
+        Py_RETURN_FALSE; /* without a descriptor to spare all goes the long way */
     }
     posix_fadvise(fit->file, 0, 0, POSIX_FADV_RANDOM); /* see Journal._file_of */
     fit->ends = fit->ends_buffer.buf;
@@ -1103,7 +1114,7 @@ static PyObject *short_fit(ShortCut *s, PyObject *given)
     if (s->fit && !s->fit->users)
         let_fit_go(s->fit);
     s->fit = fit;
-    Py_RETURN_NONE;
+    Py_RETURN_TRUE;
 }
 
 static PyObject *short_close(ShortCut *s, PyObject *Py_UNUSED(nothing))
@@ -1111,6 +1122,14 @@ static PyObject *short_close(ShortCut *s, PyObject *Py_UNUSED(nothing))
     s->closed = 1;
     if (!s->users)
         let_go(s);
+    Py_RETURN_NONE;
+}
+
+/* In a forked child: close the descriptions shared with the parent, whoever is inside there. */
+static PyObject *short_abandon(ShortCut *s, PyObject *Py_UNUSED(nothing))
+{
+    s->closed = 1;
+    close_locks(s);
     Py_RETURN_NONE;
 }
 
@@ -1326,6 +1345,7 @@ static PyMethodDef short_methods[] = {
     {"confirm", METHOD(short_confirm), METH_FASTCALL, NULL},
     {"fit", METHOD(short_fit), METH_VARARGS, NULL},
     {"close", METHOD(short_close), METH_NOARGS, NULL},
+    {"abandon", METHOD(short_abandon), METH_NOARGS, NULL},
     {"syncs", METHOD(short_syncs), METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

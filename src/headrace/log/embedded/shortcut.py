@@ -70,9 +70,12 @@ class Compiled(Protocol):
         """0, or why not."""
 
     def fit(
-        self, path: str, number: int, size: int, ends: Any, counters: Any, table: int, /
-    ) -> None:
-        """Use these from now on; a reader needs the file only."""
+        self, path: str, file: int, number: int, size: int, ends: Any, counters: Any, table: int, /
+    ) -> bool:
+        """Use these from now on, if the file can be opened and is that of the descriptor `file`.
+
+        A reader needs the file only.
+        """
 
     def next(
         self, seen: int, cursor: int, previous: int, topic: int, seconds: float, /
@@ -89,6 +92,9 @@ class Compiled(Protocol):
 
     def syncs(self) -> int:
         """How often it has synced."""
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what is the parent's, without unlocking."""
 
     def close(self) -> None:
         """Let nobody in any more; who is inside closes it."""

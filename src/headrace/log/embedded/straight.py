@@ -19,6 +19,7 @@ from headrace.log.embedded.journal import Journal, Taken
 from headrace.log.embedded.packing import Packer
 from headrace.model.records import Receipt
 
+FEW_ROWS = 64
 SMALL_BYTES = 4096
 """The checksum of larger rows is not for the short cut: xxhash knows the processor."""
 _new: Any = tuple.__new__  # what a NamedTuple does, without its signature
@@ -28,14 +29,18 @@ class Straight:
     """Appends to one topic; made when one went the long way, good until a topic changes."""
 
     __slots__ = (
-        "_append", "_catalog", "_clock", "_keeper", "_many", "_name", "_packer", "journal", "newest"
+        "_append", "_bytes_max", "_catalog", "_clock", "_keeper", "_many", "_name", "_packer",
+        "journal", "newest",
     )  # fmt: skip
 
-    def __init__(self, journal: Journal, packer: Packer, keeper: Housekeeper, newest: int) -> None:
-        """For topics whose record batches are `packer.plain`."""
+    def __init__(
+        self, journal: Journal, packer: Packer, keeper: Housekeeper, catalog: int, newest: int
+    ) -> None:
+        """For topics whose record batches are `packer.plain`, in this catalog or an older one."""
         assert journal.short is not None
         self._append = journal.short.append_batch
-        self._catalog = journal.catalog
+        self._bytes_max = journal.settings.inline_bytes_max
+        self._catalog = catalog
         self._clock = journal.system.monotonic
         self.journal = journal
         self._keeper = keeper
@@ -53,18 +58,20 @@ class Straight:
         for position in packer.required:
             if rows.column(position).null_count:
                 return None
-        runs = None
+        count, runs = rows.num_rows, None
+        if count > FEW_ROWS and rows.nbytes > self._bytes_max:
+            return None  # before all of them are laid out and serialized
         if self._many:
             rows, runs = packer.spread(rows)
-        body, count = rows.serialize(), rows.num_rows
+        body = rows.serialize()
         known = checksum(body) if body.size > SMALL_BYTES else None
         found = self._append(packer.plain, runs, body, count, known, self._catalog, durable)
         if type(found) is not tuple:
             return self.journal.taken(found)
         position, received, end, runs, synced = found
         keeper = self._keeper
+        keeper.last = self._clock()
         if synced or keeper.asleep or end >> OFFSET_BITS != self.newest:
             return cast("Taken", _new(Taken, found))
-        keeper.last = self._clock()
         one = (position, count, received, ((self._name, runs),), False, 0)
         return cast("Receipt", _new(Receipt, one))
