@@ -706,15 +706,22 @@ static int read_entry(const ShortCut *s, const Fit *fit, u64 cursor, u64 previou
 static int next_entry(ShortCut *s, const Fit *fit, u32 seen, u64 cursor, u64 previous, u32 topic,
                       const struct timespec *timeout, u8 *data, Found *found)
 {
+    u64 until = elapsed_ns() + (u64)timeout->tv_sec * 1000000000 + (u64)timeout->tv_nsec;
     u32 written = load32(s->words32 + WRITTEN_WORD);
     __atomic_store_n(s->words32 + WRITTEN_WORD + 1, 1, __ATOMIC_SEQ_CST);
     if (tail_of(s).end <= cursor)
         sleep_for_news(s, seen, written, timeout);
     u64 limit = load(s->words + SYNCED), end = tail_of(s).end;
     found->visible = limit > cursor;
-    if (!found->visible && end > cursor)
-        limit = end;
-    else if (limit <= cursor)
+    if (!found->visible && end > cursor) {
+        if (!read_entry(s, fit, cursor, previous, end, topic, data, found))
+            return DONE;
+        u64 now = elapsed_ns(), left = now < until ? until - now : 0;
+        struct timespec rest = {(time_t)(left / 1000000000), (long)(left % 1000000000)};
+        futex(s->words32 + SYNC_WORD, FUTEX_WAIT, seen, &rest);
+        return LONG_WAY;
+    }
+    if (limit <= cursor)
         return NOTHING_YET;
     return read_entry(s, fit, cursor, previous, limit, topic, data, found);
 }
