@@ -147,6 +147,8 @@ def test_a_subscription_hundred_times_slower_holds_producers_of_two_processes_ba
             except errors.TopicFull as full:
                 assert full.details["group"] == "slow", full
                 waits += 1
+                if waits == 1:
+                    say("held back")
         say(taken, waits)
     """
     found: list[int] = []
@@ -159,6 +161,7 @@ def test_a_subscription_hundred_times_slower_holds_producers_of_two_processes_ba
         assert one.line() == two.line() == "ready"
         one.go()
         two.go()
+        assert one.line() == two.line() == "held back"  # before anything is read: 300 rows wait
         while len(found) < 2000:
             found += next(consumer).data.column("n").to_pylist()
             assert sum(t.ends("t")) - sum(t.offsets("slow")["t"].values()) <= 300
