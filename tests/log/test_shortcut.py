@@ -44,6 +44,7 @@ from headrace.log.embedded.live import SYNCED, SYNCED_POSITION, WRITTEN_WORD
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.embedded.packing import Packer
 from headrace.log.embedded.reader import Reading
+from headrace.log.embedded.straight import Straight
 from headrace.log.embedded.system import OsSystem
 from headrace.model.topic import define
 from tests.log.kit import PRELUDE, TINY, Child, checked, values
@@ -701,6 +702,26 @@ def test_batches_without_a_key_take_turns(tmp_path: Path) -> None:
         for _ in range(10):
             log.append("t", large)
         assert log.ends("t") == [5000, 5000]
+
+
+def test_a_topic_deleted_while_its_way_is_made_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A way that was made for a topic is never taken for a newer catalog than that topic's."""
+    with hr.connect(tmp_path / "log", **QUIET) as log:
+        log.create_topic("t", "a bigint")
+
+        def late(*given: Any) -> Straight:
+            monkeypatch.undo()
+            log.delete_topic("t")
+            log.topics()  # the control state is the newer one now
+            return Straight(*given)
+
+        monkeypatch.setattr("headrace.log.embedded.log.Straight", late)
+        log.append("t", ROW)
+        assert "t" in log._straight
+        with pytest.raises(errors.UnknownTopic):
+            log.append("t", ROW)
 
 
 def test_it_can_be_left_out(tmp_path: Path) -> None:

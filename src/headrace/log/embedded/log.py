@@ -311,8 +311,10 @@ class EmbeddedLog:
         catalog = (
             -1 if journal is None else journal.catalog
         )  # before the topics: no newer than they
-        keeper = getattr(self, "_housekeeper", None)
+        keeper, known = getattr(self, "_housekeeper", None), self._straight.get(topic)
         if journal is None or keeper is None or journal.short is None or packer is None:
+            return
+        if known is not None and known.catalog == catalog:
             return
         if packer.plain and packer.topic is journal.control.topics.get(topic):
             self._straight[topic] = Straight(journal, packer, keeper, catalog, self._newest_file)

@@ -29,8 +29,8 @@ class Straight:
     """Appends to one topic; made when one went the long way, good until a topic changes."""
 
     __slots__ = (
-        "_append", "_bytes_max", "_catalog", "_clock", "_keeper", "_many", "_name", "_packer",
-        "journal", "newest",
+        "_append", "_bytes_max", "_clock", "_keeper", "_many", "_name", "_packer",
+        "catalog", "journal", "newest",
     )  # fmt: skip
 
     def __init__(
@@ -40,7 +40,7 @@ class Straight:
         assert journal.short is not None
         self._append = journal.short.append_batch
         self._bytes_max = journal.settings.inline_bytes_max
-        self._catalog = catalog
+        self.catalog = catalog
         self._clock = journal.system.monotonic
         self.journal = journal
         self._keeper = keeper
@@ -65,7 +65,7 @@ class Straight:
             rows, runs = packer.spread(rows)
         body = rows.serialize()
         known = checksum(body) if body.size > SMALL_BYTES else None
-        found = self._append(packer.plain, runs, body, count, known, self._catalog, durable)
+        found = self._append(packer.plain, runs, body, count, known, self.catalog, durable)
         if type(found) is not tuple:
             return self.journal.taken(found)
         position, received, end, runs, synced = found
