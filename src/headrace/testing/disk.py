@@ -137,6 +137,11 @@ class SimulatedFile:
     def read_nothing_ahead(self) -> None:
         """See `File`; nothing is."""
 
+    def again(self) -> SimulatedFile:
+        """See `File`."""
+        self._enter("open")
+        return self._process._handle(self.path, self._inode)
+
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """See `File`."""
         data = b"".join(buffers)
@@ -370,11 +375,16 @@ class SimulatedProcess:
         return self._pid
 
     def give_way(self) -> None:
-        """See `System`: every operation gives way here."""
+        """See `System`: as every operation does here."""
+        self.enter("give way", "")
 
     def random(self, length: int) -> bytes:
         """See `System`; the same in every run of the machine."""
         return self.machine.dice.randbytes(length)
+
+    def takes_short_cut(self) -> bool:
+        """See `System`."""
+        return self.machine.short_cut
 
     def check_folder(self, path: str) -> None:
         """See `System`: a simulated disk can always lock."""
@@ -493,6 +503,8 @@ class SimulatedMachine:
         self.boot = boot
         self.clock_us = clock_us
         self.dice = Random(boot)
+        self.short_cut = False
+        """Whether its processes append by the short cut, where that is compiled."""
         self.generation = 0
         """How many crashes this machine has behind it."""
         self.ops: list[Op] = []

@@ -99,12 +99,14 @@ class CrashState:
     clock_us: int
     generation: int = 1
     """How many crashes it has behind it."""
+    short_cut: bool = False
 
     def machine(self, *, recorded: bool = True) -> SimulatedMachine:
         """A machine that starts with this disk; see there for `recorded`."""
         machine = SimulatedMachine(self.image, boot=self.boot, clock_us=self.clock_us)
         machine.recorded = recorded
         machine.generation = self.generation
+        machine.short_cut = self.short_cut
         return machine
 
 
@@ -307,9 +309,9 @@ class Disk:
             self._machine.boot + b"%d/%d" % (self.at, number), digest_size=16
         ).digest()
         passed = rng.choice((1, 60, 3600, -3600)) * 1_000_000
-        clock = max(0, self._machine.clock_us + passed)
-        title = f"{plan.title}; maps: {stores}"
-        return CrashState(number, title, image, boot, clock, self._machine.generation + 1)
+        machine = self._machine
+        now = (boot, max(0, machine.clock_us + passed), machine.generation + 1, machine.short_cut)
+        return CrashState(number, f"{plan.title}; maps: {stores}", image, *now)
 
     def image(self, plan: Plan, stores: Random | bool | None = None) -> Image:
         """The disk of a plan; `stores`: None for all pages of maps, False for none of them."""
@@ -348,7 +350,7 @@ class Disk:
     def killed_states(self, rng: Random, bound: int) -> Iterator[CrashState]:
         """The page cache as it is, and with the coming write done in part; the same boot."""
         machine = self._machine
-        now = (machine.boot, machine.clock_us, machine.generation + 1)
+        now = (machine.boot, machine.clock_us, machine.generation + 1, machine.short_cut)
         yield CrashState(0, "all processes killed", self.cached(), *now)
         coming = machine.ops[self.at] if self.at < len(machine.ops) else None
         if coming is None or coming.kind != "write" or coming.inode not in self._cache:

@@ -84,7 +84,7 @@ from headrace.log.embedded.format import (
 from headrace.log.embedded.live import Live, Tail
 from headrace.log.embedded.locks import CrossLock
 from headrace.log.embedded.pieces import must_be_there
-from headrace.log.embedded.system import EVERYBODY, File, OsFile, System, named, os_errors
+from headrace.log.embedded.system import EVERYBODY, File, System, named, os_errors
 from headrace.log.embedded.witness import write_witness
 from headrace.model import fold
 from headrace.model.fold import ControlState, Offsets
@@ -262,9 +262,8 @@ class Journal:
             ends, table = self.live.end_words(1), self.live.current_table()
             fitted = (number, len(ends), self.live.words[shared.COUNTERS_NUMBER])
             with self._fitting:
-                assert isinstance(file, OsFile)  # there is no short cut on a simulated machine
-                known = (file.path, file.fileno(), number, size)
-                if fitted != self._fitted and short.fit(*known, ends, table, fitted[2]):
+                if fitted != self._fitted:
+                    short.fit(self._again(file), number, size, ends, table, fitted[2])
                     self._fitted = fitted
 
     def short_at(self, address: int) -> shortcut.Compiled | None:
@@ -274,12 +273,17 @@ class Journal:
             return None
         if self._fitted[0] != number:
             file, size = self.files.file(number)
-            assert isinstance(file, OsFile)  # there is no short cut on a simulated machine
-            with self._fitting:
-                older = self._fitted[0] < number  # else an append was here meanwhile
-                if older and short.fit(file.path, file.fileno(), number, size, None, None, 0):
+            with self._fitting, contextlib.suppress(OSError, MemoryError):
+                if self._fitted[0] < number:  # else an append was here meanwhile
+                    short.fit(self._again(file), number, size, None, None, 0)
                     self._fitted = (number, 0, 0)
         return short
+
+    def _again(self, file: File) -> File:
+        """For the short cut alone: threads may be in there when the log closes its own."""
+        again = file.again()
+        again.read_nothing_ahead()  # see `_file_of`
+        return again
 
     def _unknown(self) -> errors.Unknown:
         return errors.Unknown(

@@ -1,4 +1,4 @@
-/* The short cut of an append: its straight way in C, for logs on the real machine.
+/* The short cut of an append: its straight way in C.
 
    `journal.py` says what an append is, and does all of it. This file does the same steps in the same
    order with the same bytes, where nothing out of the ordinary is met: the file has room, the end is
@@ -16,13 +16,13 @@
    held by a thread that waits for the interpreter's own lock.
 
    Locks. The locks of the journal are `flock`s, which belong to an open file description. The short
-   cut opens the lock files itself, so it excludes, and is excluded by, the long way of its own
+   cut has descriptions of its own, so it excludes, and is excluded by, the long way of its own
    process as if that were another one. Threads that share it are kept apart by a flag for each lock.
    The words that waiters sleep on, and the flag that says that somebody waits, are those of
    `locks.py`, as is their protocol.
 
-   A crash at any instruction leaves what it leaves in Python: the order of the steps is the argument.
-   All words that others read without a lock are written by atomic stores, the last of them with
+   A crash at any instruction leaves what it leaves in Python: the order of the steps is the argument,
+   and the crash enumerator goes through it (see "the machine"). All words that others read without a lock are written by atomic stores, the last of them with
    release.                                                                                        */
 
 #define _GNU_SOURCE
@@ -197,10 +197,16 @@ static u64 xxh3(const u8 *data, size_t length) /* length > 128 */
 
 /* -- what a log's short cut holds -------------------------------------------------------------- */
 
+/* A file that the log has opened: by its descriptor on the real machine, else (-1) by itself. */
+typedef struct {
+    PyObject *object;
+    int fd;
+} File;
+
 /* What changes as the log grows: made anew by `fit`, and let go by the last thread that uses it. */
 typedef struct {
     long users; /* changed with the interpreter's lock held */
-    int file;   /* the newest */
+    File file;  /* the newest */
     u64 number, size;
     Py_buffer ends_buffer, counters_buffer;
     u64 *ends;
@@ -210,7 +216,9 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    int append_lock, sync_lock;
+    PyObject *system, *shared; /* whom to ask; none on the real machine */
+    PyObject *raised[3];       /* what somebody who was asked has raised */
+    File append_lock, sync_lock;
     int appending, syncing, closed; /* the flags that keep threads apart; closed: nobody comes in */
     long users;                     /* threads inside */
     Fit *fit;
@@ -227,37 +235,239 @@ typedef struct {
 enum { DONE = 0, LONG_WAY = -1, NOT_IN_PLACE = -2, INTERRUPTED = -3, WRITE_FAILED = -4,
        POISONED_IT = -5 };
 
-static u64 load(const u64 *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
-static void store(u64 *word, u64 value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
-static u32 load32(const u32 *word) { return __atomic_load_n(word, __ATOMIC_SEQ_CST); }
 
-static long futex(u32 *word, int what, u32 value, const struct timespec *timeout)
+/* -- the machine: as system.py has it -----------------------------------------------------------
+
+   Everything that the log asks of the machine goes through one small object, so that the test kit
+   can put another in its place, record every operation, and enumerate what a power cut may leave.
+   That holds here, too. Files are opened by that object; where it is the real machine, their calls
+   are made below by their descriptors, without the interpreter's lock. Where it is not, everything
+   is asked of it, with that lock held. What an object that is asked raises (a process that is killed
+   in the simulation dies of it) is kept until all is unwound: nothing is decided or stored behind
+   it, and whatever failed looks like LONG_WAY until then.                                         */
+
+static void keep_raised(ShortCut *s)
 {
-    return syscall(SYS_futex, word, what, value, timeout, NULL, 0);
+    if (s->raised[0])
+        PyErr_Clear();
+    else
+        PyErr_Fetch(s->raised, s->raised + 1, s->raised + 2);
 }
 
-static u64 now_us(void)
+/* Call a method. NULL: it raised; `errno` is the error of an `OSError`, and of no other one. */
+static PyObject *ask(ShortCut *s, PyObject *whom, const char *method, const char *format, ...)
 {
+    va_list given;
+    va_start(given, format);
+    PyObject *arguments = Py_VaBuildValue(format, given), *answer = NULL;
+    va_end(given);
+    PyObject *bound = arguments ? PyObject_GetAttrString(whom, method) : NULL;
+    if (bound)
+        answer = PyObject_CallObject(bound, arguments);
+    Py_XDECREF(bound);
+    Py_XDECREF(arguments);
+    errno = EIO;
+    if (!answer && PyErr_ExceptionMatches(PyExc_OSError)) {
+        PyObject *kind, *error, *trace;
+        PyErr_Fetch(&kind, &error, &trace);
+        PyErr_NormalizeException(&kind, &error, &trace);
+        PyObject *number = PyObject_GetAttrString(error, "errno");
+        errno = number ? (int)PyLong_AsLong(number) : EIO;
+        PyErr_Clear();
+        Py_XDECREF(number);
+        Py_XDECREF(kind);
+        Py_XDECREF(error);
+        Py_XDECREF(trace);
+    } else if (!answer)
+        keep_raised(s);
+    return answer;
+}
+
+static bool is_true(PyObject *answer)
+{
+    bool found = answer && PyObject_IsTrue(answer) == 1;
+    Py_XDECREF(answer);
+    return found;
+}
+
+static PyThreadState *without_python(const ShortCut *s) { return s->system ? NULL : PyEval_SaveThread(); }
+
+static void with_python(PyThreadState *state)
+{
+    if (state)
+        PyEval_RestoreThread(state);
+}
+
+static bool done_for(const ShortCut *s) { return s->closed || s->raised[0]; }
+
+static ssize_t read_at(ShortCut *s, const File *file, void *to, size_t length, off_t offset)
+{
+    if (file->fd >= 0)
+        return pread(file->fd, to, length, offset);
+    PyObject *data = ask(s, file->object, "pread", "(nL)", (Py_ssize_t)length, (long long)offset);
+    char *start;
+    Py_ssize_t size = -1;
+    if (data && !PyBytes_AsStringAndSize(data, &start, &size))
+        memcpy(to, start, (size_t)size < length ? (size_t)size : length);
+    Py_XDECREF(data);
+    return size;
+}
+
+/* All of the buffers at `offset`; 0 or what the operating system says. */
+static int write_all(ShortCut *s, const File *file, struct iovec *iov, int count, off_t offset)
+{
+    if (file->fd < 0) {
+        PyObject *buffers = PyList_New(0);
+        for (int i = 0; buffers && i < count; i++) {
+            PyObject *one = PyMemoryView_FromMemory(iov[i].iov_base, (Py_ssize_t)iov[i].iov_len, PyBUF_READ);
+            if (!one || PyList_Append(buffers, one))
+                Py_CLEAR(buffers);
+            Py_XDECREF(one);
+        }
+        PyObject *done = ask(s, file->object, "pwritev", "(NL)", buffers, (long long)offset);
+        Py_XDECREF(done);
+        return done ? 0 : errno;
+    }
+    while (count) {
+        ssize_t written = pwritev(file->fd, iov, count, offset);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written <= 0)
+            return written ? errno : EIO;
+        offset += written;
+        while (count && (size_t)written >= iov->iov_len)
+            written -= (ssize_t)iov->iov_len, iov++, count--;
+        if (count) {
+            iov->iov_base = (u8 *)iov->iov_base + written;
+            iov->iov_len -= (size_t)written;
+        }
+    }
+    return 0;
+}
+
+/* 0 or what the operating system says. */
+static int sync_file(ShortCut *s, const File *file)
+{
+    if (file->fd < 0) {
+        PyObject *done = ask(s, file->object, "fdatasync", "()");
+        Py_XDECREF(done);
+        return done ? 0 : errno;
+    }
+    while (fdatasync(file->fd))
+        if (errno != EINTR)
+            return errno;
+    return 0;
+}
+
+static bool try_lock(ShortCut *s, const File *file)
+{
+    if (file->fd >= 0)
+        return !flock(file->fd, LOCK_EX | LOCK_NB);
+    return is_true(ask(s, file->object, "try_lock", "()"));
+}
+
+static void unlock(ShortCut *s, const File *file)
+{
+    if (file->fd >= 0)
+        flock(file->fd, LOCK_UN);
+    else
+        Py_XDECREF(ask(s, file->object, "unlock", "()"));
+}
+
+/* Whether the path of the shared memory still leads to it. */
+static bool in_place(ShortCut *s)
+{
+    struct stat status;
+    if (s->system)
+        return is_true(ask(s, s->shared, "in_place", "()"));
+    return !stat(s->path, &status)
+           && (((u64)status.st_dev << 40) ^ (u64)status.st_ino) == s->identity;
+}
+
+/* Sleep while a word of shared memory is what was seen, and wake those who do. */
+static int sleep_on(ShortCut *s, int word, u32 seen, const struct timespec *timeout)
+{
+    if (!s->system)
+        return (int)syscall(SYS_futex, s->words32 + word, FUTEX_WAIT, seen, timeout, NULL, 0);
+    double seconds = (double)timeout->tv_sec + (double)timeout->tv_nsec / 1e9;
+    Py_XDECREF(ask(s, s->shared, "wait", "(iId)", word, seen, seconds));
+    return 0;
+}
+
+static void wake_up(ShortCut *s, int word, int count)
+{
+    if (s->system)
+        Py_XDECREF(ask(s, s->shared, "wake", "(ii)", word, count));
+    else
+        syscall(SYS_futex, s->words32 + word, FUTEX_WAKE, count, NULL, NULL, 0);
+}
+
+static void give_way(ShortCut *s)
+{
+    if (s->system)
+        Py_XDECREF(ask(s, s->system, "give_way", "()"));
+    else
+        sched_yield();
+}
+
+static u64 now_us(ShortCut *s)
+{
+    if (s->system) {
+        PyObject *now = ask(s, s->system, "now_us", "()");
+        u64 found = now ? PyLong_AsUnsignedLongLong(now) : 0;
+        Py_XDECREF(now);
+        return found;
+    }
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return (u64)now.tv_sec * 1000000 + (u64)now.tv_nsec / 1000;
 }
 
-static u64 elapsed_ns(void)
+static u64 elapsed_ns(ShortCut *s)
 {
+    if (s->system) {
+        PyObject *now = ask(s, s->system, "monotonic", "()");
+        double found = now ? PyFloat_AsDouble(now) : 0;
+        Py_XDECREF(now);
+        return (u64)(found * 1e9);
+    }
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (u64)now.tv_sec * 1000000000 + (u64)now.tv_nsec;
 }
 
-static Tail tail_of(const ShortCut *s)
+/* -- shared memory, read and published ----------------------------------------------------------
+
+   In a simulation others may run, and the process may die, before each word that is read or written,
+   as they may between two lines of Python.                                                         */
+
+static u64 load_at(ShortCut *s, const u64 *word)
+{
+    if (s->system)
+        give_way(s);
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+static void store_at(ShortCut *s, u64 *word, u64 value)
+{
+    if (s->system)
+        give_way(s);
+    if (!s->raised[0])
+        __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+static u64 load(ShortCut *s, int index) { return load_at(s, s->words + index); }
+static void store(ShortCut *s, int index, u64 value) { store_at(s, s->words + index, value); }
+static u32 load32(const u32 *word) { return __atomic_load_n(word, __ATOMIC_SEQ_CST); }
+
+static Tail tail_of(ShortCut *s)
 {
     for (;;) {
-        u64 stamp = load(s->words + STAMP);
+        u64 stamp = load(s, STAMP);
         Tail tail;
         memcpy(&tail, (const u8 *)s->words + (stamp & 1 ? TAIL_1 : TAIL_0), sizeof tail);
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
-        if (load(s->words + STAMP) == stamp)
+        if (load(s, STAMP) == stamp || s->raised[0])
             return tail;
     }
 }
@@ -266,27 +476,27 @@ static void publish(ShortCut *s, const Tail *tail)
 {
     u64 stamp = s->words[STAMP] + 1;
     memcpy((u8 *)s->words + (stamp & 1 ? TAIL_1 : TAIL_0), tail, sizeof *tail);
-    store(s->words + STAMP, stamp);
+    store(s, STAMP, stamp);
 }
 
 /* -- the locks --------------------------------------------------------------------------------- */
 
-static bool take(ShortCut *s, int *flag, int lock, int holder)
+static bool take(ShortCut *s, int *flag, const File *lock, int holder)
 {
     if (__atomic_exchange_n(flag, 1, __ATOMIC_SEQ_CST))
         return false;
-    if (flock(lock, LOCK_EX | LOCK_NB)) {
+    if (!try_lock(s, lock)) {
         __atomic_store_n(flag, 0, __ATOMIC_SEQ_CST);
         return false;
     }
-    store(s->words + holder, s->pid);
+    store(s, holder, s->pid);
     return true;
 }
 
-static void give_back(ShortCut *s, int *flag, int lock, int holder)
+static void give_back(ShortCut *s, int *flag, const File *lock, int holder)
 {
-    store(s->words + holder, 0);
-    flock(lock, LOCK_UN);
+    store(s, holder, 0);
+    unlock(s, lock);
     __atomic_store_n(flag, 0, __ATOMIC_SEQ_CST);
 }
 
@@ -295,7 +505,7 @@ static void wake(ShortCut *s, int word, int count)
     __atomic_store_n(s->words32 + word + 1, 0, __ATOMIC_SEQ_CST);
     u32 token = __atomic_add_fetch(&s->token, 0x9E3779B1u, __ATOMIC_RELAXED);
     __atomic_store_n(s->words32 + word, token, __ATOMIC_SEQ_CST);
-    futex(s->words32 + word, FUTEX_WAKE, (u32)count, NULL);
+    wake_up(s, word, count);
 }
 
 /* Take the append lock, if it becomes free within a moment; the long way waits longer, and can say
@@ -303,16 +513,16 @@ static void wake(ShortCut *s, int word, int count)
 static bool take_append_lock(ShortCut *s)
 {
     for (int i = 0; i < YIELDS; i++) {
-        if (take(s, &s->appending, s->append_lock, APPEND_HOLDER))
+        if (take(s, &s->appending, &s->append_lock, APPEND_HOLDER))
             return true;
-        sched_yield();
+        give_way(s);
     }
-    for (int looks = 0; looks < LOOKS && !s->closed; looks++) {
+    for (int looks = 0; looks < LOOKS && !done_for(s); looks++) {
         u32 seen = load32(s->words32 + APPEND_WORD);
         __atomic_store_n(s->words32 + APPEND_WORD + 1, 1, __ATOMIC_SEQ_CST);
-        if (take(s, &s->appending, s->append_lock, APPEND_HOLDER))
+        if (take(s, &s->appending, &s->append_lock, APPEND_HOLDER))
             return true;
-        if (futex(s->words32 + APPEND_WORD, FUTEX_WAIT, seen, &LOOK_AGAIN) && errno == EINTR)
+        if (sleep_on(s, APPEND_WORD, seen, &LOOK_AGAIN) && errno == EINTR)
             return false;
     }
     return false;
@@ -320,7 +530,7 @@ static bool take_append_lock(ShortCut *s)
 
 static void give_append_lock_back(ShortCut *s)
 {
-    give_back(s, &s->appending, s->append_lock, APPEND_HOLDER);
+    give_back(s, &s->appending, &s->append_lock, APPEND_HOLDER);
     if (load32(s->words32 + APPEND_WORD + 1))
         wake(s, APPEND_WORD, 1);
 }
@@ -355,10 +565,10 @@ static bool holds(const Fit *fit, const Condition *condition, Counter **found)
     return (known ? counter->value : 0) == condition->expected && (known || !condition->moves);
 }
 
-static int decide(const ShortCut *s, const Fit *fit, const Entry *entry)
+static int decide(ShortCut *s, const Fit *fit, const Entry *entry)
 {
     Counter *counter;
-    if (entry->condition_count && load(s->words + COUNTERS_NUMBER) != fit->counters_number)
+    if (entry->condition_count && load(s, COUNTERS_NUMBER) != fit->counters_number)
         return LONG_WAY;
     for (u64 i = 0; i < entry->condition_count; i++)
         if (!holds(fit, entry->conditions + i, &counter))
@@ -366,57 +576,37 @@ static int decide(const ShortCut *s, const Fit *fit, const Entry *entry)
     return DONE;
 }
 
-static void move_counters(const Fit *fit, const Entry *entry)
+static void move_counters(ShortCut *s, const Fit *fit, const Entry *entry)
 {
     Counter *counter;
     for (u64 i = 0; i < entry->condition_count; i++) {
         const Condition *condition = entry->conditions + i;
         if (condition->moves && holds(fit, condition, &counter)) {
-            store(&counter->file, fit->number);
-            store(&counter->value, condition->expected + 1);
+            store_at(s, &counter->file, fit->number);
+            store_at(s, &counter->value, condition->expected + 1);
         }
     }
 }
 
 /* Give the rows their offsets: each run gets the end of its partition on top. No topic is in an
    entry twice (else: the long way), so nothing moves between two runs. */
-static void number(const Fit *fit, Entry *entry)
+static void number(ShortCut *s, const Fit *fit, Entry *entry)
 {
     Run *run = entry->runs;
     for (u64 i = 0; i < entry->section_count; i++)
         for (u32 n = 0; n < entry->sections[i].runs; n++, run++)
-            run->base += load(fit->ends + entry->sections[i].slot + run->partition);
+            run->base += load_at(s, fit->ends + entry->sections[i].slot + run->partition);
 }
 
-static void advance(const Fit *fit, const Entry *entry)
+static void advance(ShortCut *s, const Fit *fit, const Entry *entry)
 {
     const Run *run = entry->runs;
     for (u64 i = 0; i < entry->section_count; i++)
         for (u32 n = 0; n < entry->sections[i].runs; n++, run++) {
             u64 *end = fit->ends + entry->sections[i].slot + run->partition;
-            if (load(end) < run->base + run->rows)
-                store(end, run->base + run->rows);
+            if (load_at(s, end) < run->base + run->rows)
+                store_at(s, end, run->base + run->rows);
         }
-}
-
-/* All of the buffers at `offset`; 0 or what the operating system says. */
-static int write_all(int file, struct iovec *iov, int count, off_t offset)
-{
-    while (count) {
-        ssize_t written = pwritev(file, iov, count, offset);
-        if (written < 0 && errno == EINTR)
-            continue;
-        if (written <= 0)
-            return written ? errno : EIO;
-        offset += written;
-        while (count && (size_t)written >= iov->iov_len)
-            written -= (ssize_t)iov->iov_len, iov++, count--;
-        if (count) {
-            iov->iov_base = (u8 *)iov->iov_base + written;
-            iov->iov_len -= (size_t)written;
-        }
-    }
-    return 0;
 }
 
 /* Steps 1 to 4 of an append, the append lock held. */
@@ -427,21 +617,23 @@ static int append_locked(ShortCut *s, Fit *fit, Entry *entry)
     u64 head_length = (HEADER_BYTES + entry->meta_length + 63) & ~63ull;
     u64 length = head_length + entry->body_length, end = tail.end + length;
     u8 found[8];
-    if (load(s->words + POISONED) || load(s->words + DAMAGED) || tail.catalog != entry->catalog
+    if (load(s, POISONED) || load(s, DAMAGED) || tail.catalog != entry->catalog
         || tail.end >> OFFSET_BITS != fit->number || tail.entries >= s->entries_max
         || (u64)offset + length + HEADER_BYTES > fit->size /* a roll record must have room, too */
-        || pread(fit->file, found, 8, offset) != 8 || !memcmp(found, MAGIC, 8) || decide(s, fit, entry))
+        || read_at(s, &fit->file, found, 8, offset) != 8 || !memcmp(found, MAGIC, 8) || decide(s, fit, entry))
         return LONG_WAY;
 
-    u64 received = now_us();
+    u64 received = now_us(s);
+    if (s->raised[0])
+        return LONG_WAY;
     if (received < tail.received)
         received = tail.received;
-    number(fit, entry);
+    number(s, fit, entry);
     Header header = {
         .address = tail.end,
         .position = tail.position + 1,
         .previous = tail.checksum,
-        .synced = load(s->words + SYNCED),
+        .synced = load(s, SYNCED),
         .previous_control = tail.control,
         .received = received,
         .kind = ENTRY,
@@ -472,16 +664,20 @@ static int append_locked(ShortCut *s, Fit *fit, Entry *entry)
             entry->iov[count++] = (struct iovec){zeros, zeroed - end};
         }
     }
-    entry->error = write_all(fit->file, entry->iov, count, offset);
+    entry->error = write_all(s, &fit->file, entry->iov, count, offset);
+    if (s->raised[0])
+        return LONG_WAY;
     if (entry->error) { /* a part may be there, and could look whole: make it none at all */
         struct iovec none = {zeros, 8};
-        if (!write_all(fit->file, &none, 1, offset))
+        if (!write_all(s, &fit->file, &none, 1, offset))
             return WRITE_FAILED;
-        store(s->words + POISONED, 1);
+        if (s->raised[0])
+            return LONG_WAY;
+        store(s, POISONED, 1);
         return POISONED_IT;
     }
-    advance(fit, entry);
-    move_counters(fit, entry);
+    advance(s, fit, entry);
+    move_counters(s, fit, entry);
     entry->position = header.position;
     entry->received = received;
     entry->end = end;
@@ -501,7 +697,7 @@ static int append_alone(ShortCut *s, Fit *fit, Entry *entry)
 {
     if (!take_append_lock(s))
         return LONG_WAY;
-    bool quiet = load(s->words + SYNCED) == tail_of(s).end;
+    bool quiet = load(s, SYNCED) == tail_of(s).end;
     int found = append_locked(s, fit, entry);
     give_append_lock_back(s);
     if (found == DONE && quiet && load32(s->words32 + WRITTEN_WORD + 1))
@@ -511,20 +707,20 @@ static int append_alone(ShortCut *s, Fit *fit, Entry *entry)
 
 /* -- sync -------------------------------------------------------------------------------------- */
 
-static bool is_synced(const ShortCut *s, u64 end, u64 position)
+static bool is_synced(ShortCut *s, u64 end, u64 position)
 {
-    return load(s->words + SYNCED) >= end && load(s->words + SYNCED_POSITION) >= position;
+    return load(s, SYNCED) >= end && load(s, SYNCED_POSITION) >= position;
 }
 
 /* Let others run for a moment; false once it is `limit`. Where that moment lasted long, others want
    the processors for more than an append: then nobody gives way for a while. */
 static bool gives_way(ShortCut *s, u64 limit)
 {
-    u64 now = elapsed_ns();
-    if (now >= limit || now < s->crowded_until)
+    u64 now = elapsed_ns(s);
+    if (now >= limit || now < s->crowded_until || s->raised[0])
         return false;
-    sched_yield();
-    u64 after = elapsed_ns();
+    give_way(s);
+    u64 after = elapsed_ns(s);
     if (after > now + LONG_NS)
         s->crowded_until = after + CROWDED_NS;
     return true;
@@ -540,32 +736,32 @@ static int sync_locked(ShortCut *s, const Fit *fit, u64 end, u64 position, int *
     if (is_synced(s, end, position))
         return DONE;
     Tail tail = tail_of(s);
-    u64 before = load(s->words + SYNCED_POSITION), wanted = before + load(s->words + APPENDING);
-    u64 began = elapsed_ns(), limit = began + s->sync_ns * 3 / 4;
+    u64 before = load(s, SYNCED_POSITION), wanted = before + load(s, APPENDING);
+    u64 began = elapsed_ns(s), limit = began + s->sync_ns * 3 / 4;
     if (limit > began + PATIENCE_NS)
         limit = began + PATIENCE_NS;
     while (tail.position < wanted && gives_way(s, limit))
         tail = tail_of(s);
-    if (load(s->words + POISONED) || tail.end >> OFFSET_BITS != fit->number)
+    if (load(s, POISONED) || tail.end >> OFFSET_BITS != fit->number)
         return LONG_WAY;
-    began = elapsed_ns();
-    int failed;
-    while ((failed = fdatasync(fit->file)) && errno == EINTR)
-        ;
-    if (failed) {
-        *error = errno;
-        store(s->words + POISONED, 1);
+    began = elapsed_ns(s);
+    *error = sync_file(s, &fit->file);
+    if (s->raised[0])
+        return LONG_WAY;
+    if (*error) {
+        store(s, POISONED, 1);
         return POISONED_IT;
     }
-    struct stat status;
-    if (stat(s->path, &status)
-        || (((u64)status.st_dev << 40) ^ (u64)status.st_ino) != s->identity)
+    bool is_there = in_place(s);
+    s->sync_ns = elapsed_ns(s) - began;
+    if (s->raised[0])
+        return LONG_WAY;
+    if (!is_there)
         return NOT_IN_PLACE;
     s->syncs++;
-    s->sync_ns = elapsed_ns() - began;
-    store(s->words + SYNCED, tail.end);
-    store(s->words + SYNCED_POSITION, tail.position);
-    store(s->words + APPENDING, tail_of(s).position - before);
+    store(s, SYNCED, tail.end);
+    store(s, SYNCED_POSITION, tail.position);
+    store(s, APPENDING, tail_of(s).position - before);
     return DONE;
 }
 
@@ -581,24 +777,22 @@ static bool comes_soon(ShortCut *s, u32 seen)
 static int sync_or_wait(ShortCut *s, const Fit *fit, u64 end, u64 position, bool yields, u64 until,
                         int *error)
 {
-    while (elapsed_ns() < until) {
+    while (elapsed_ns(s) < until) {
         if (is_synced(s, end, position))
             return DONE;
         u32 seen = load32(s->words32 + SYNC_WORD);
-        if (s->closed || load(s->words + POISONED))
+        if (done_for(s) || load(s, POISONED))
             return LONG_WAY;
-        if (take(s, &s->syncing, s->sync_lock, SYNC_HOLDER)) {
+        if (take(s, &s->syncing, &s->sync_lock, SYNC_HOLDER)) {
             int found = sync_locked(s, fit, end, position, error);
-            give_back(s, &s->syncing, s->sync_lock, SYNC_HOLDER);
+            give_back(s, &s->syncing, &s->sync_lock, SYNC_HOLDER);
             wake(s, SYNC_WORD, INT_MAX);
             if (yields) /* whom that woke waits for this processor, often */
-                sched_yield();
+                give_way(s);
             return found || is_synced(s, end, position) ? found : LONG_WAY;
-        } else if (!comes_soon(s, seen)
-                   && futex(s->words32 + SYNC_WORD, FUTEX_WAIT, seen, &LOOK_AGAIN)) {
-            if (errno == EINTR)
-                return INTERRUPTED;
-        }
+        } else if (!comes_soon(s, seen) && sleep_on(s, SYNC_WORD, seen, &LOOK_AGAIN)
+                   && errno == EINTR)
+            return INTERRUPTED;
     }
     return LONG_WAY;
 }
@@ -624,7 +818,7 @@ typedef struct {
 } Waiter;
 
 /* Sleep until the log was written to or synced, or for so long: until it was synced only, where the
-   kernel cannot wait for two words (before Linux 5.16). */
+   kernel cannot wait for two words (before Linux 5.16), and in a simulation. */
 static void sleep_for_news(ShortCut *s, u32 synced, u32 written, const struct timespec *timeout)
 {
     enum { SIZE_32 = 2 };
@@ -636,9 +830,10 @@ static void sleep_for_news(ShortCut *s, u32 synced, u32 written, const struct ti
     until.tv_nsec += timeout->tv_nsec;
     if (until.tv_nsec >= 1000000000)
         until.tv_sec++, until.tv_nsec -= 1000000000;
-    if (syscall(SYS_futex_waitv, waiters, 2, 0, &until, CLOCK_MONOTONIC) < 0
-        && (errno == ENOSYS || errno == EPERM))
-        futex(s->words32 + SYNC_WORD, FUTEX_WAIT, synced, timeout);
+    if (s->system
+        || (syscall(SYS_futex_waitv, waiters, 2, 0, &until, CLOCK_MONOTONIC) < 0
+            && (errno == ENOSYS || errno == EPERM)))
+        sleep_on(s, SYNC_WORD, synced, timeout);
 }
 
 typedef struct {
@@ -693,14 +888,14 @@ static int decoded(const ShortCut *s, const u8 *data, u64 cursor, u64 previous, 
     return is_there && runs <= end ? DONE : LONG_WAY;
 }
 
-static int read_entry(const ShortCut *s, const Fit *fit, u64 cursor, u64 previous, u64 limit,
+static int read_entry(ShortCut *s, const Fit *fit, u64 cursor, u64 previous, u64 limit,
                       u32 topic, u8 *data, Found *found)
 {
     u64 length = limit - cursor; /* in another file it is far too much */
     if (length > NEXT_BYTES || cursor >> OFFSET_BITS != fit->number)
         return LONG_WAY;
     off_t offset = (off_t)(cursor & ((1ull << OFFSET_BITS) - 1));
-    if (pread(fit->file, data, length, offset) != (ssize_t)length)
+    if (read_at(s, &fit->file, data, length, offset) != (ssize_t)length)
         return LONG_WAY;
     return decoded(s, data, cursor, previous, length, topic, found);
 }
@@ -709,19 +904,19 @@ static int read_entry(const ShortCut *s, const Fit *fit, u64 cursor, u64 previou
 static int next_entry(ShortCut *s, const Fit *fit, u32 seen, u64 cursor, u64 previous, u32 topic,
                       const struct timespec *timeout, u8 *data, Found *found)
 {
-    u64 until = elapsed_ns() + (u64)timeout->tv_sec * 1000000000 + (u64)timeout->tv_nsec;
+    u64 until = elapsed_ns(s) + (u64)timeout->tv_sec * 1000000000 + (u64)timeout->tv_nsec;
     u32 written = load32(s->words32 + WRITTEN_WORD);
     __atomic_store_n(s->words32 + WRITTEN_WORD + 1, 1, __ATOMIC_SEQ_CST);
     if (tail_of(s).end <= cursor)
         sleep_for_news(s, seen, written, timeout);
-    u64 limit = load(s->words + SYNCED), end = tail_of(s).end;
+    u64 limit = load(s, SYNCED), end = tail_of(s).end;
     found->visible = limit > cursor;
     if (!found->visible && end > cursor) {
         if (!read_entry(s, fit, cursor, previous, end, topic, data, found))
             return DONE;
-        u64 now = elapsed_ns(), left = now < until ? until - now : 0;
+        u64 now = elapsed_ns(s), left = now < until ? until - now : 0;
         struct timespec rest = {(time_t)(left / 1000000000), (long)(left % 1000000000)};
-        futex(s->words32 + SYNC_WORD, FUTEX_WAIT, seen, &rest);
+        sleep_on(s, SYNC_WORD, seen, &rest);
         return LONG_WAY;
     }
     if (limit <= cursor)
@@ -735,22 +930,22 @@ static int confirmed(ShortCut *s, const Fit *fit, u64 cursor, u64 end, u64 check
 {
     for (;;) {
         u32 seen = load32(s->words32 + SYNC_WORD);
-        if (s->closed || load(s->words + POISONED))
+        if (done_for(s) || load(s, POISONED))
             return LONG_WAY;
-        if (load(s->words + SYNCED) >= end) {
+        if (load(s, SYNCED) >= end) {
             Header header;
             off_t offset = (off_t)(cursor & ((1ull << OFFSET_BITS) - 1));
-            if (load(s->words + SYNCED) >> OFFSET_BITS != fit->number || cursor >> OFFSET_BITS != fit->number)
+            if (load(s, SYNCED) >> OFFSET_BITS != fit->number || cursor >> OFFSET_BITS != fit->number)
                 return LONG_WAY; /* the file may have been cut where it was recovered */
-            if (pread(fit->file, &header, sizeof header, offset) != (ssize_t)sizeof header)
+            if (read_at(s, &fit->file, &header, sizeof header, offset) != (ssize_t)sizeof header)
                 return LONG_WAY;
             return header.address == cursor && header.checksum == checksum ? DONE : LONG_WAY;
         }
-        u64 now = elapsed_ns();
+        u64 now = elapsed_ns(s);
         if (now >= until)
             return LONG_WAY;
         struct timespec left = {0, (long)(until - now < LOOK_AGAIN_NS ? until - now : LOOK_AGAIN_NS)};
-        if (futex(s->words32 + SYNC_WORD, FUTEX_WAIT, seen, &left) && errno == EINTR)
+        if (sleep_on(s, SYNC_WORD, seen, &left) && errno == EINTR)
             return INTERRUPTED;
     }
 }
@@ -759,26 +954,24 @@ static int confirmed(ShortCut *s, const Fit *fit, u64 cursor, u64 end, u64 check
 
 static void let_fit_go(Fit *fit)
 {
-    if (fit->file >= 0)
-        close(fit->file);
+    Py_CLEAR(fit->file.object); /* its last reference closes it */
     PyBuffer_Release(&fit->ends_buffer);
     PyBuffer_Release(&fit->counters_buffer);
     free(fit);
 }
 
-static void close_locks(ShortCut *s)
+static bool opened(PyObject *object, bool is_real, File *file)
 {
-    int *locks[] = {&s->append_lock, &s->sync_lock};
-    for (int i = 0; i < 2; i++) {
-        if (*locks[i] >= 0)
-            close(*locks[i]);
-        *locks[i] = -1;
-    }
+    *file = (File){Py_NewRef(object), is_real ? PyObject_AsFileDescriptor(object) : -1};
+    return !PyErr_Occurred();
 }
 
 static void let_go(ShortCut *s)
 {
-    close_locks(s);
+    Py_CLEAR(s->append_lock.object);
+    Py_CLEAR(s->sync_lock.object);
+    Py_CLEAR(s->system);
+    Py_CLEAR(s->shared);
     if (s->fit && !s->fit->users)
         let_fit_go(s->fit);
     s->fit = NULL;
@@ -800,6 +993,17 @@ static void go_out(ShortCut *s, Fit *fit)
         let_fit_go(fit);
     if (--s->users == 0 && s->closed)
         let_go(s);
+}
+
+/* `answer`, or what has been raised meanwhile. */
+static PyObject *finished(ShortCut *s, PyObject *answer)
+{
+    if (!s->raised[0])
+        return answer;
+    Py_XDECREF(answer);
+    PyErr_Restore(s->raised[0], s->raised[1], s->raised[2]);
+    memset(s->raised, 0, sizeof s->raised);
+    return NULL;
 }
 
 static bool bytes_of(PyObject *object, const u8 **data, u64 *length)
@@ -912,9 +1116,9 @@ static PyObject *short_append(ShortCut *s, PyObject *const *given, Py_ssize_t co
 
     int found = LONG_WAY;
     if (fits(fit, &entry)) {
-        PyThreadState *state = PyEval_SaveThread();
+        PyThreadState *state = without_python(s);
         found = append_alone(s, fit, &entry);
-        PyEval_RestoreThread(state);
+        with_python(state);
     }
     answer = answer_for(&entry, found, LONG_WAY);
 out:
@@ -922,6 +1126,7 @@ out:
         PyBuffer_Release(buffers + held);
     if (memory != small)
         free(memory);
+    answer = finished(s, answer);
     go_out(s, fit);
     return answer;
 }
@@ -931,11 +1136,11 @@ out:
 static int synced(ShortCut *s, const Fit *fit, u64 end, u64 position, bool yields)
 {
     int found, error = 0;
-    u64 until = elapsed_ns() + (u64)LOOKS * LOOK_AGAIN_NS;
+    u64 until = elapsed_ns(s) + (u64)LOOKS * LOOK_AGAIN_NS;
     do {
-        PyThreadState *state = PyEval_SaveThread();
+        PyThreadState *state = without_python(s);
         found = sync_or_wait(s, fit, end, position, yields, until, &error);
-        PyEval_RestoreThread(state);
+        with_python(state);
     } while (found == INTERRUPTED && !PyErr_CheckSignals());
     return found == POISONED_IT ? error : found;
 }
@@ -963,9 +1168,15 @@ static PyObject *short_append_batch(ShortCut *s, PyObject *const *given, Py_ssiz
     int durable = PyObject_IsTrue(given[6]);
     if (PyErr_Occurred() || PyObject_GetBuffer(given[2], &body, PyBUF_SIMPLE))
         return NULL;
-    if (given[4] == Py_None && body.len > 128)
+    bool small_enough = section.rows && body.len > 128 && (u64)body.len <= s->body_max;
+    Fit *fit = small_enough ? come_in(s) : NULL;
+    if (!fit) {
+        PyBuffer_Release(&body);
+        Py_RETURN_NONE;
+    }
+    if (given[4] == Py_None)
         section.checksum = xxh3(body.buf, (size_t)body.len);
-    section.sent_time = now_us();
+    section.sent_time = now_us(s);
     section.length = (u64)body.len;
     entry.sections = &section;
     entry.section_count = 1;
@@ -974,6 +1185,7 @@ static PyObject *short_append_batch(ShortCut *s, PyObject *const *given, Py_ssiz
     entry.body_length = ((u64)body.len + 63) & ~63ull;
     u64 need = HEADER_BYTES + SECTION_BYTES + 2 * runs_length;
     if (need > sizeof small && !(memory = malloc(need))) {
+        go_out(s, fit);
         PyBuffer_Release(&body);
         return PyErr_NoMemory();
     }
@@ -989,19 +1201,16 @@ static PyObject *short_append_batch(ShortCut *s, PyObject *const *given, Py_ssiz
 
     PyObject *answer = NULL;
     int found = LONG_WAY;
-    Fit *fit = section.rows && body.len > 128 && section.length <= s->body_max ? come_in(s) : NULL;
-    if (fit) {
-        if (fits(fit, &entry)) {
-            PyThreadState *state = PyEval_SaveThread();
-            found = append_alone(s, fit, &entry);
-            PyEval_RestoreThread(state);
-        }
-        int sync = found == DONE && durable ? synced(s, fit, entry.end, entry.position, false) : LONG_WAY;
-        if (sync != INTERRUPTED)
-            answer = answer_for(&entry, found, sync);
-        go_out(s, fit);
-    } else
-        answer = Py_NewRef(Py_None);
+    if (fits(fit, &entry)) {
+        PyThreadState *state = without_python(s);
+        found = append_alone(s, fit, &entry);
+        with_python(state);
+    }
+    int sync = found == DONE && durable ? synced(s, fit, entry.end, entry.position, false) : LONG_WAY;
+    if (sync != INTERRUPTED)
+        answer = answer_for(&entry, found, sync);
+    answer = finished(s, answer);
+    go_out(s, fit);
     if (memory != small)
         free(memory);
     PyBuffer_Release(&body);
@@ -1017,13 +1226,13 @@ static PyObject *short_sync(ShortCut *s, PyObject *const *given, Py_ssize_t coun
     u64 end = PyLong_AsUnsignedLongLong(given[0]), position = PyLong_AsUnsignedLongLong(given[1]);
     if (PyErr_Occurred())
         return NULL;
-    int found = LONG_WAY;
     Fit *fit = come_in(s);
-    if (fit) {
-        found = synced(s, fit, end, position, true);
-        go_out(s, fit);
-    }
-    return found == INTERRUPTED ? NULL : PyLong_FromLong(found);
+    if (!fit)
+        return PyLong_FromLong(LONG_WAY);
+    int found = synced(s, fit, end, position, true);
+    PyObject *answer = finished(s, found == INTERRUPTED ? NULL : PyLong_FromLong(found));
+    go_out(s, fit);
+    return answer;
 }
 
 static PyObject *short_next(ShortCut *s, PyObject *const *given, Py_ssize_t count)
@@ -1045,11 +1254,12 @@ static PyObject *short_next(ShortCut *s, PyObject *const *given, Py_ssize_t coun
     struct timespec timeout = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
     _Alignas(16) u8 data[NEXT_BYTES];
     Found found;
-    PyThreadState *state = PyEval_SaveThread();
+    PyThreadState *state = without_python(s);
     int what = next_entry(s, fit, seen, cursor, previous, topic, &timeout, data, &found);
-    PyEval_RestoreThread(state);
+    with_python(state);
+    PyObject *raised = finished(s, Py_None);
     go_out(s, fit);
-    if (PyErr_CheckSignals())
+    if (!raised || PyErr_CheckSignals())
         return NULL;
     if (what)
         return PyBool_FromLong(what == LONG_WAY);
@@ -1068,18 +1278,21 @@ static PyObject *short_confirm(ShortCut *s, PyObject *const *given, Py_ssize_t c
     u64 cursor = PyLong_AsUnsignedLongLong(given[0]), end = PyLong_AsUnsignedLongLong(given[1]);
     u64 checksum = PyLong_AsUnsignedLongLong(given[2]);
     double seconds = PyFloat_AsDouble(given[3]);
-    u64 until = elapsed_ns() + (seconds < LOOKS * 0.05 ? (u64)(seconds * 1e9) : LOOKS * (u64)LOOK_AGAIN_NS);
-    int found = LONG_WAY;
-    Fit *fit = PyErr_Occurred() ? NULL : come_in(s);
-    if (fit) {
-        do {
-            PyThreadState *state = PyEval_SaveThread();
-            found = confirmed(s, fit, cursor, end, checksum, until);
-            PyEval_RestoreThread(state);
-        } while (found == INTERRUPTED && !PyErr_CheckSignals());
-        go_out(s, fit);
-    }
-    return PyErr_Occurred() ? NULL : PyBool_FromLong(found == DONE);
+    if (PyErr_Occurred())
+        return NULL;
+    Fit *fit = come_in(s);
+    if (!fit)
+        Py_RETURN_FALSE;
+    int found;
+    u64 until = elapsed_ns(s) + (seconds < LOOKS * 0.05 ? (u64)(seconds * 1e9) : LOOKS * (u64)LOOK_AGAIN_NS);
+    do {
+        PyThreadState *state = without_python(s);
+        found = confirmed(s, fit, cursor, end, checksum, until);
+        with_python(state);
+    } while (found == INTERRUPTED && !PyErr_CheckSignals());
+    PyObject *answer = finished(s, PyErr_Occurred() ? NULL : PyBool_FromLong(found == DONE));
+    go_out(s, fit);
+    return answer;
 }
 
 /* Whether a buffer is there: `object` may be None. */
@@ -1090,32 +1303,22 @@ static bool mapped(PyObject *object, Py_buffer *buffer)
 
 static PyObject *short_fit(ShortCut *s, PyObject *given)
 {
-    const char *path;
     unsigned long long size, number, counters_number;
-    PyObject *ends, *counters;
-    struct stat mine, known;
-    int file;
-    if (!PyArg_ParseTuple(given, "siKKOOK", &path, &file, &number, &size, &ends, &counters,
-                          &counters_number))
+    PyObject *file, *ends, *counters;
+    if (!PyArg_ParseTuple(given, "OKKOOK", &file, &number, &size, &ends, &counters, &counters_number))
         return NULL;
     if (s->closed)
-        Py_RETURN_FALSE;
+        Py_RETURN_NONE;
     Fit *fit = calloc(1, sizeof *fit);
     if (!fit)
         return PyErr_NoMemory();
     fit->number = number;
     fit->size = size;
-    fit->file = open(path, O_RDWR | O_CLOEXEC);
-    if (fit->file < 0 || fstat(fit->file, &mine) || fstat(file, &known)
-        || mine.st_dev != known.st_dev || mine.st_ino != known.st_ino /* another log's, by now */
-        || !mapped(ends, &fit->ends_buffer)
+    if (!opened(file, !s->system, &fit->file) || !mapped(ends, &fit->ends_buffer)
         || !mapped(counters, &fit->counters_buffer)) {
         let_fit_go(fit);
-        if (PyErr_Occurred())
-            return NULL;
-        Py_RETURN_FALSE; /* without a descriptor to spare all goes the long way */
+        return NULL;
     }
-    posix_fadvise(fit->file, 0, 0, POSIX_FADV_RANDOM); /* see Journal._file_of */
     fit->ends = fit->ends_buffer.buf;
     fit->ends_count = (u64)fit->ends_buffer.len / sizeof(u64);
     fit->counters = fit->counters_buffer.buf;
@@ -1124,7 +1327,7 @@ static PyObject *short_fit(ShortCut *s, PyObject *given)
     if (s->fit && !s->fit->users)
         let_fit_go(s->fit);
     s->fit = fit;
-    Py_RETURN_TRUE;
+    Py_RETURN_NONE;
 }
 
 static PyObject *short_close(ShortCut *s, PyObject *Py_UNUSED(nothing))
@@ -1139,8 +1342,11 @@ static PyObject *short_close(ShortCut *s, PyObject *Py_UNUSED(nothing))
 static PyObject *short_abandon(ShortCut *s, PyObject *Py_UNUSED(nothing))
 {
     s->closed = 1;
-    close_locks(s);
-    Py_RETURN_NONE;
+    const File *locks[] = {&s->append_lock, &s->sync_lock};
+    for (int i = 0; i < 2; i++)
+        if (locks[i]->object)
+            Py_XDECREF(ask(s, locks[i]->object, "close", "()"));
+    return finished(s, Py_NewRef(Py_None));
 }
 
 static PyObject *short_syncs(ShortCut *s, PyObject *Py_UNUSED(nothing))
@@ -1148,26 +1354,18 @@ static PyObject *short_syncs(ShortCut *s, PyObject *Py_UNUSED(nothing))
     return PyLong_FromUnsignedLongLong(s->syncs);
 }
 
-static PyObject *short_new(PyTypeObject *type, PyObject *given, PyObject *named)
-{
-    PyObject *made = PyType_GenericNew(type, given, named);
-    if (made)
-        ((ShortCut *)made)->append_lock = ((ShortCut *)made)->sync_lock = -1;
-    return made;
-}
-
 static int short_init(ShortCut *s, PyObject *given, PyObject *named)
 {
-    const char *append, *sync, *path, *log_id;
+    const char *path, *log_id;
     Py_ssize_t log_id_length;
-    PyObject *words;
-    unsigned long long identity, entries_max, body_max, token;
+    PyObject *system, *append, *sync, *shared, *words;
+    unsigned long long pid, identity, entries_max, body_max, token;
     if (named && PyDict_Size(named)) {
         PyErr_SetString(PyExc_TypeError, "ShortCut takes no keyword arguments");
         return -1;
     }
-    if (!PyArg_ParseTuple(given, "sssOKy#KKK", &append, &sync, &path, &words, &identity, &log_id,
-                          &log_id_length, &entries_max, &body_max, &token))
+    if (!PyArg_ParseTuple(given, "OOOOOsKKy#KKK", &system, &append, &sync, &shared, &words, &path,
+                          &identity, &pid, &log_id, &log_id_length, &entries_max, &body_max, &token))
         return -1;
     if (strlen(path) >= sizeof s->path || log_id_length != sizeof s->log_id) {
         PyErr_SetString(PyExc_ValueError, "a path too long, or an id of another length");
@@ -1175,17 +1373,17 @@ static int short_init(ShortCut *s, PyObject *given, PyObject *named)
     }
     if (PyObject_GetBuffer(words, &s->words_buffer, PyBUF_WRITABLE))
         return -1;
-    s->append_lock = open(append, O_RDWR | O_CLOEXEC);
-    s->sync_lock = open(sync, O_RDWR | O_CLOEXEC);
-    if (s->append_lock < 0 || s->sync_lock < 0) {
-        PyErr_SetFromErrno(PyExc_OSError);
-        return -1;
+    if (system != Py_None) {
+        s->system = Py_NewRef(system);
+        s->shared = Py_NewRef(shared);
     }
+    if (!opened(append, !s->system, &s->append_lock) || !opened(sync, !s->system, &s->sync_lock))
+        return -1;
     s->words = s->words_buffer.buf;
     s->words32 = s->words_buffer.buf;
     strcpy(s->path, path);
     memcpy(s->log_id, log_id, sizeof s->log_id);
-    s->pid = (u64)getpid();
+    s->pid = pid;
     s->identity = identity;
     s->entries_max = entries_max;
     s->body_max = body_max;
@@ -1360,7 +1558,7 @@ static PyMethodDef short_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot short_slots[] = {
-    {Py_tp_new, short_new},
+    {Py_tp_new, PyType_GenericNew},
     {Py_tp_init, short_init},
     {Py_tp_dealloc, short_dealloc},
     {Py_tp_methods, short_methods},
@@ -1386,7 +1584,7 @@ PyMODINIT_FUNC PyInit__shortcut(void)
     PyObject *module = PyModule_Create(&definition);
     PyObject *type = PyType_FromSpec(&short_spec);
     if (!module || !type || PyModule_AddObject(module, "ShortCut", type)
-        || PyModule_AddIntConstant(module, "VERSION", 1)) /* shortcut.py asks for it */
+        || PyModule_AddIntConstant(module, "VERSION", 2)) /* shortcut.py asks for it */
         return NULL;
     return module;
 }

@@ -2,7 +2,8 @@
 
 A log on the real machine tries it first, and goes the long way (`journal.Journal`) where it answers
 that it cannot. The long way then *fits* it to what has changed: the newest file, the array of ends,
-the table of counters. Simulated machines, and handles that only read, have no short cut.
+the table of counters. Handles that only read have none, nor simulated machines unless they want it:
+then every call goes through their `System`, as those of the long way do, and is enumerated, too.
 
 `HEADRACE_SHORTCUT=0` in the environment leaves it out.
 """
@@ -18,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from headrace.log.embedded.live import digest_of
-from headrace.log.embedded.system import OsSystem
+from headrace.log.embedded.system import File, OsSystem
 
 if TYPE_CHECKING:
     from headrace.log.embedded.journal import Journal
 
-VERSION = 1
+VERSION = 2
 """Of what `Compiled` asks for; `shortcut.c` says the same."""
 LONG_WAY, NOT_IN_PLACE = -1, -2
 SpreadBy = Callable[[pa.Array, int, bool], tuple[bytes, bytes | None] | None]
@@ -70,12 +71,9 @@ class Compiled(Protocol):
         """0, or why not."""
 
     def fit(
-        self, path: str, file: int, number: int, size: int, ends: Any, counters: Any, table: int, /
-    ) -> bool:
-        """Use these from now on, if the file can be opened and is that of the descriptor `file`.
-
-        A reader needs the file only.
-        """
+        self, file: File, number: int, size: int, ends: Any, counters: Any, table: int, /
+    ) -> None:
+        """Use these from now on. Nobody else may close the file; a reader needs nothing else."""
 
     def next(
         self, seen: int, cursor: int, previous: int, topic: int, seconds: float, /
@@ -113,21 +111,24 @@ def compiled() -> Any:
 
 def opened(journal: Journal) -> Compiled | None:
     """A short cut for this handle, not fitted yet; None where there is none."""
-    module = compiled() if type(journal.system) is OsSystem else None
+    system, folder, shared = journal.system, journal.folder, journal.live.shared
+    module = compiled() if system.takes_short_cut() else None
     if module is None:
         return None
-    folder, shared = journal.folder, journal.live.shared
     try:
         found: Compiled = module.ShortCut(
-            f"{folder}/locks/append",
-            f"{folder}/locks/sync",
-            f"{folder}/live/words",
+            None if type(system) is OsSystem else system,
+            system.open(f"{folder}/locks/append"),
+            system.open(f"{folder}/locks/sync"),
+            shared,
             shared.view,
+            f"{folder}/live/words",
             shared.identity(),
+            system.pid(),
             journal.log_id,
             journal.settings.journal_entries_max,
             min(journal.settings.inline_bytes_max, journal.settings.append_bytes_max),
-            (os.getpid() << 12 ^ id(journal) >> 3) & 0xFFFFFFFF,
+            (system.pid() << 12 ^ id(journal) >> 3) & 0xFFFFFFFF,
         )
     except (OSError, ValueError):  # no descriptor left, a disk that is read only, a very long path
         return None

@@ -41,6 +41,9 @@ class File(Protocol):
     def read_nothing_ahead(self) -> None:
         """From now on read what is asked for, and not what follows it."""
 
+    def again(self) -> File:
+        """The same file, opened once more, whatever its path leads to by now."""
+
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """Write all buffers, one after the other, at `offset`; all of it, or raise."""
 
@@ -126,6 +129,9 @@ class System(Protocol):
     def random(self, count: int) -> bytes:
         """Bytes that nobody has had before."""
 
+    def takes_short_cut(self) -> bool:
+        """Whether an ordinary append may be made in C (`shortcut`)."""
+
     def check_folder(self, path: str) -> None:
         """Raise if the filesystem below `path` cannot lock or share memory between processes."""
 
@@ -205,6 +211,10 @@ class OsFile:
     def read_nothing_ahead(self) -> None:
         """See `File`."""
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def again(self) -> OsFile:
+        """See `File`."""
+        return OsFile(self.path, os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC))
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """See `File`."""
@@ -380,6 +390,10 @@ class OsSystem:
     def random(self, count: int) -> bytes:
         """See `System`."""
         return os.urandom(count)
+
+    def takes_short_cut(self) -> bool:
+        """See `System`."""
+        return True
 
     def check_folder(self, path: str) -> None:
         """See `System`."""
