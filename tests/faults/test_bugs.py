@@ -15,6 +15,7 @@ from headrace.testing import hunt
 from headrace.testing.chaos_worker import Worker
 from headrace.testing.hunt import EVERY_BUG, Catch, catch, look_for
 from headrace.testing.seeded import Bug, Patch, instead
+from headrace.testing.shortcut_bugs import SHORTCUT_BUGS, why_not
 from headrace.testing.simulation import Run
 from headrace.testing.verdicts import Violated
 
@@ -23,6 +24,12 @@ from headrace.testing.verdicts import Violated
 def test_caught(bug: Bug) -> None:
     found = catch(bug)
     assert found.caught_by, f"{bug.name}: {found.tries} tries, and nobody noticed"
+
+
+def test_the_short_cut_has_some_too() -> None:
+    if why_not():
+        pytest.skip(why_not())
+    assert len(SHORTCUT_BUGS) >= 15
 
 
 def test_there_are_enough_of_them() -> None:

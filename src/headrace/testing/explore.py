@@ -101,6 +101,8 @@ class Limits:
     """Disks per crash point."""
     points: int = 1 << 30
     """Crash points, spread evenly over the run."""
+    shown: bool = False
+    """Cut only where a reader was just shown something."""
     depth: int = 2
     """How many power cuts in a row."""
 
@@ -167,6 +169,8 @@ class Explorer:
 
     def _points(self, machine: SimulatedMachine, history: History, depth: int) -> list[int]:
         """The operations before which to cut: all, or a choice with many right after a promise."""
+        if self._limits.shown:
+            return sorted({shown.now for shown in history.shown})
         points = [op.index for op in machine.ops if op.kind not in QUIET]
         points.append(len(machine.ops))
         most = self._limits.points if not depth else 6

@@ -25,16 +25,18 @@ from headrace.testing.explore import Limits
 from headrace.testing.jobs import spread
 from headrace.testing.keeper_bugs import KEEPER_BUGS
 from headrace.testing.seeded import Bug
+from headrace.testing.shortcut_bugs import SHORTCUT_BUGS
 from headrace.testing.verdicts import is_verdict, verdict_on
 from headrace.testing.workloads import WORKLOADS
 
 SEEDS = range(1, 9)
 LIMITS = Limits(bound=16, points=40, depth=2, again=0.02)
-EVERY_BUG = [*BUGS, *KEEPER_BUGS]
+EVERY_BUG = [*BUGS, *KEEPER_BUGS, *SHORTCUT_BUGS]
 APART = {"damage": "corruptor", "kept": "chaos in one process"}
 """Places that are no workloads of the enumerator."""
-UNCUT = " uncut"
-"""Behind a workload: races only, without any crash, so that many more seeds can be tried."""
+OFTEN = {"uncut": Limits(points=0), "shown": Limits(bound=1, depth=1, shown=True)}
+"""Words behind a workload that leave out most crashes, so that many more seeds can be tried: none
+at all, for races; or only the barest disk, and only where a reader was just shown something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def catch(bug: Bug, *, everywhere: bool = False) -> Catch:
         places += [name for name in (*WORKLOADS, *APART) if name not in places]
     tries = 0
     for place in places:
-        for seed in range(1, 100) if place.endswith(UNCUT) else SEEDS:
+        for seed in range(1, 100) if " " in place else SEEDS:
             found, tried = _look(bug, place, seed)
             tries += tried
             if is_verdict(found):
@@ -137,8 +139,8 @@ def _look(bug: Bug, place: str, seed: int) -> tuple[str, int]:
         with bug.on():
             return next(iter(alone(seed)), ""), 1
     with bug.on():
-        limits = Limits(points=0) if place.endswith(UNCUT) else LIMITS
-        one = one_round(place.removesuffix(UNCUT), seed, limits)
+        workload, _, how = place.partition(" ")
+        one = one_round(workload, seed, OFTEN[how] if how else LIMITS)
     found = one.tally.violations
     return (found[0].verdicts[0] if found else ""), max(1, one.tally.states)
 
