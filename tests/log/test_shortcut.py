@@ -39,12 +39,12 @@ from headrace.interfaces import Part
 from headrace.log.embedded import shortcut
 from headrace.log.embedded.files import JournalFiles
 from headrace.log.embedded.format import ENTRY, Record, address_of
-from headrace.log.embedded.live import SYNCED, SYNCED_POSITION, WRITTEN_WORD
+from headrace.log.embedded.live import COUNTERS_NUMBER, SYNCED, SYNCED_POSITION, WRITTEN_WORD
 from headrace.log.embedded.log import EmbeddedLog
 from headrace.log.embedded.packing import Packer
 from headrace.log.embedded.reader import Reading
 from headrace.log.embedded.straight import Straight
-from headrace.log.embedded.system import OsSystem
+from headrace.log.embedded.system import OsFile, OsSystem
 from headrace.model.topic import define
 from headrace.testing import shortcut_bugs
 from tests.log.kit import PRELUDE, TINY, Child, checked, values
@@ -589,6 +589,29 @@ def test_an_append_needs_no_descriptor_to_spare(tmp_path: Path) -> None:
     """
     with Child(folder, code) as child:
         assert child.line() == "{'t': {0: 1}}"
+
+
+def test_who_comes_while_the_file_before_is_closed_finds_the_one_of_now(tmp_path: Path) -> None:
+    """Closing lets other threads run: they met what was being freed, and a descriptor let go."""
+    with hr.connect(tmp_path / "log", **QUIET) as log:
+        log.create_topic("t", "a bigint")
+        log.append("t", ROW)
+        short, straight, came = log.journal.short, log._straight["t"], list[bool]()
+        assert short is not None
+
+        class Closing(OsFile):
+            def close(self) -> None:
+                super().close()
+                came.append(straight(ROW, durable=True) is not None)
+
+        live, (file, size) = log.journal.live, log.journal.files.file(1)
+        for kind in (Closing, OsFile):
+            again = kind(file.path, os.open(file.path, os.O_RDWR))
+            table, number = live.current_table(), live.words[COUNTERS_NUMBER]
+            short.fit(again, 1, size, live.end_words(1), table, number)
+            del again
+        assert came == [True]
+        assert log.ends("t") == [2]
 
 
 class Watched:

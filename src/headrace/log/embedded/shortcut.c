@@ -952,6 +952,7 @@ static int confirmed(ShortCut *s, const Fit *fit, u64 cursor, u64 end, u64 check
 
 /* -- Python ------------------------------------------------------------------------------------ */
 
+/* Other threads run while a file is closed, so nobody may come upon this one any more. */
 static void let_fit_go(Fit *fit)
 {
     Py_CLEAR(fit->file.object); /* its last reference closes it */
@@ -966,15 +967,21 @@ static bool opened(PyObject *object, bool is_real, File *file)
     return !PyErr_Occurred();
 }
 
+static void use(ShortCut *s, Fit *fit)
+{
+    Fit *before = s->fit;
+    s->fit = fit;
+    if (before && !before->users)
+        let_fit_go(before);
+}
+
 static void let_go(ShortCut *s)
 {
     Py_CLEAR(s->append_lock.object);
     Py_CLEAR(s->sync_lock.object);
     Py_CLEAR(s->system);
     Py_CLEAR(s->shared);
-    if (s->fit && !s->fit->users)
-        let_fit_go(s->fit);
-    s->fit = NULL;
+    use(s, NULL);
     PyBuffer_Release(&s->words_buffer);
 }
 
@@ -1324,9 +1331,7 @@ static PyObject *short_fit(ShortCut *s, PyObject *given)
     fit->counters = fit->counters_buffer.buf;
     fit->counters_count = (u64)fit->counters_buffer.len / sizeof(Counter);
     fit->counters_number = fit->counters_count ? counters_number : ~0ull;
-    if (s->fit && !s->fit->users)
-        let_fit_go(s->fit);
-    s->fit = fit;
+    use(s, fit);
     Py_RETURN_NONE;
 }
 
