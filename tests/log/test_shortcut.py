@@ -46,7 +46,9 @@ from headrace.log.embedded.reader import Reading
 from headrace.log.embedded.straight import Straight
 from headrace.log.embedded.system import OsFile, OsSystem
 from headrace.model.topic import define
+from headrace.settings import LogSettings
 from headrace.testing import shortcut_bugs
+from headrace.testing.disk import Killed
 from tests.log.kit import PRELUDE, TINY, Child, checked, values
 
 SOURCE = Path(shortcut.__file__).with_suffix(".c")
@@ -612,6 +614,30 @@ def test_who_comes_while_the_file_before_is_closed_finds_the_one_of_now(tmp_path
             del again
         assert came == [True]
         assert log.ends("t") == [2]
+
+
+def test_what_a_follower_asks_may_raise_as_often_as_it_likes(tmp_path: Path) -> None:
+    """In a simulation it does, at every death: each took a reference to None that was not its."""
+
+    class Dying(OsSystem):
+        dead = False
+
+        def give_way(self) -> None:
+            if self.dead:
+                raise Killed
+
+    system = Dying()
+    with EmbeddedLog(str(tmp_path / "log"), LogSettings(background=False), system=system) as log:
+        log.create_topic("t", "a bigint")
+        log.append("t", ROW)
+        short, before = log.journal.short, sys.getrefcount(None)
+        assert short is not None
+        system.dead = True
+        for _ in range(500):
+            with pytest.raises(Killed):
+                short.next(0, 0, 0, 0, 0.0)
+        system.dead = False
+        assert sys.getrefcount(None) > before - 250
 
 
 class Watched:

@@ -1264,16 +1264,20 @@ static PyObject *short_next(ShortCut *s, PyObject *const *given, Py_ssize_t coun
     PyThreadState *state = without_python(s);
     int what = next_entry(s, fit, seen, cursor, previous, topic, &timeout, data, &found);
     with_python(state);
-    PyObject *raised = finished(s, Py_None);
-    go_out(s, fit);
-    if (!raised || PyErr_CheckSignals())
-        return NULL;
+    PyObject *answer = NULL;
     if (what)
-        return PyBool_FromLong(what == LONG_WAY);
-    return Py_BuildValue("(OKLLKKIIy#y#)", found.visible ? Py_True : Py_False, found.position, (long long)found.received,
-                         (long long)found.sent_time, found.checksum, found.length, found.schema, found.rows,
-                         (char *)found.runs, (Py_ssize_t)found.run_count * RUN_BYTES,
-                         (char *)found.body, (Py_ssize_t)found.body_length);
+        answer = PyBool_FromLong(what == LONG_WAY);
+    else
+        answer = Py_BuildValue("(OKLLKKIIy#y#)", found.visible ? Py_True : Py_False, found.position,
+                               (long long)found.received, (long long)found.sent_time, found.checksum,
+                               found.length, found.schema, found.rows, (char *)found.runs,
+                               (Py_ssize_t)found.run_count * RUN_BYTES, (char *)found.body,
+                               (Py_ssize_t)found.body_length);
+    answer = finished(s, answer);
+    go_out(s, fit);
+    if (answer && PyErr_CheckSignals())
+        Py_CLEAR(answer);
+    return answer;
 }
 
 static PyObject *short_confirm(ShortCut *s, PyObject *const *given, Py_ssize_t count)
