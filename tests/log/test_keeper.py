@@ -696,6 +696,29 @@ def test_without_a_keeper_appends_seal_above_the_budget_and_say_so_once(folder: 
             log.append("a", [{"id": number, "s": "x" * 5000}])  # nobody is warned
 
 
+@pytest.mark.parametrize("what", ["a warning is an error", "no descriptor is left"])
+def test_what_sealing_meets_is_not_told_of_an_entry_that_was_taken(
+    folder: str, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Who appended would append it again, and a producer would stop. R-A4"""
+
+    def keeps_none(self: OsSystem, path: str, *, create: bool = False) -> Any:
+        if path.endswith("/locks/keeper"):
+            raise OSError(errno.EMFILE, "no descriptor")
+        return opened(self, path, create=create)
+
+    opened = OsSystem.open
+    with hr.connect(folder, **SMALL, journal_budget_bytes=50 << 10) as log:
+        log.create_topic("a", "id bigint, s string")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if what.startswith("no"):
+                monkeypatch.setattr(OsSystem, "open", keeps_none)
+            for number in range(40):
+                log.append("a", [{"id": number, "s": "x" * 5000}])
+        assert [one[3] for one in contents(log, "a")] == list(range(40))
+
+
 def test_the_keeper_works_by_itself(log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "TURN_SECONDS", 0.01)
     log.create_topic("a", "id bigint, s string")

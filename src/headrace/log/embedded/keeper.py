@@ -134,7 +134,7 @@ class Keeper:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._orphans = Orphans(log, self._go_on)
-        self.problem: errors.HeadraceError | None = None
+        self.problem: Exception | None = None
         """What went wrong in the last turn in the background."""
 
     # -- the role ---------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Keeper:
             except errors.HeadraceError as error:
                 self.complain(error)
 
-    def complain(self, error: errors.HeadraceError) -> None:
+    def complain(self, error: Exception) -> None:
         """What goes wrong here is nobody's call: it is told once, and kept to be seen."""
         if self.problem is None:
             _talk.warning("the keeper could not go on: %s", error)

@@ -445,14 +445,13 @@ class EmbeddedLog:
 
     def _seal_if_over_budget(self, journal: Journal) -> None:
         """Where nobody keeps the log, who begins a file and finds too many does a part of it."""
-        journal.refresh_control()
-        waiting = unsealed(journal.closed_files, journal.control)
-        if sum(file.end for file in waiting) <= self.settings.journal_budget_bytes:
-            return
         keeper = self.keeper()
-        if not keeper.take():
-            return
         try:
+            journal.refresh_control()
+            waiting = unsealed(journal.closed_files, journal.control)
+            over = sum(file.end for file in waiting) > self.settings.journal_budget_bytes
+            if not over or not keeper.take():
+                return
             if not self._warned:
                 self._warned = True
                 warnings.warn(
@@ -463,7 +462,7 @@ class EmbeddedLog:
                     stacklevel=4,
                 )
             keeper.turn()
-        except errors.HeadraceError as error:  # the entry was taken all the same
+        except (errors.HeadraceError, RuntimeWarning) as error:  # the entry was taken all the same
             keeper.complain(error)
         finally:
             keeper.release()
