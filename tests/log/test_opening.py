@@ -86,6 +86,31 @@ sys.exit(headrace.cli.main.run(["topic", "ls", "--log", sys.argv[1]]))
     assert "error[HR-LOG-004]" in done.stderr
 
 
+def test_a_journal_file_of_another_user_is_refused_and_poisons_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made by a roll where it may not be written by this one: nothing is, and others go on."""
+    opened = system.OsSystem.open
+
+    def readable(self: system.OsSystem, path: str, *, create: bool = False) -> system.OsFile:
+        if path.endswith("/00000001.log"):
+            return system.OsFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return opened(self, path, create=create)
+
+    with hr.connect(tmp_path / "log") as log:
+        log.create_topic("t", "text")
+        log.append("t", ["a"])
+        with monkeypatch.context() as patch:
+            patch.setattr(system.OsSystem, "open", readable)
+            with hr.connect(log.path) as other:
+                for _ in range(2):
+                    with pytest.raises(errors.ReadOnlyDisk, match="Permission denied"):
+                        other.append("t", ["b"])
+                other._housekeeper.used = True  # it has appended before the roll: it marks the end
+        log.append("t", ["c"])
+        assert [row["value"] for batch in log.read("t") for row in batch.to_pylist()] == ["a", "c"]
+
+
 def test_a_mount_whose_name_is_no_text_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

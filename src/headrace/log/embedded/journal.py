@@ -46,6 +46,7 @@ sync; nobody takes them in the other order.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -349,6 +350,9 @@ class Journal:
         try:
             file.pwritev(buffers, offset)
         except OSError as error:
+            if error.errno == errno.EBADF:  # open for reading only: another user has made it
+                refused = OSError(errno.EACCES, os.strerror(errno.EACCES))
+                raise named(refused, "writing an entry", file.path) from error
             # A part may be there, and could look whole but for its padding: make it none at all.
             try:
                 file.pwritev([bytes(8)], offset)

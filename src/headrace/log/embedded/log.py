@@ -783,7 +783,8 @@ def _close(journal: Journal, keeper: Housekeeper) -> None:
         if sound and keeper.used:
             tail = journal.live.tail()
             journal.sync(tail.end, tail.position)
-            with contextlib.suppress(errors.DiskFull, errors.LogGone):  # a mark says so sooner
+            unmarked = (errors.DiskFull, errors.ReadOnlyDisk, errors.LogGone)
+            with contextlib.suppress(*unmarked):  # a mark says so sooner
                 journal.mark()
     finally:
         journal.close()
