@@ -18,6 +18,7 @@ import pytest
 import headrace as hr
 from headrace import errors
 from headrace.log.embedded.log import EmbeddedLog
+from headrace.log.embedded.system import OsShared, OsSystem
 from tests.log.kit import Child, Machine, checked, machine_log, rows, values
 
 
@@ -160,6 +161,35 @@ def test_counters_survive(folder: str) -> None:
         assert log.counter("x") == 5
         with pytest.raises(errors.Conflict):
             log.append("t", [], expect={"x": 4})
+
+
+@pytest.mark.parametrize("short_cut", ["0", "1"])
+def test_where_counters_find_no_room_their_entry_is_not_taken(
+    folder: str, monkeypatch: pytest.MonkeyPatch, short_cut: str
+) -> None:
+    """The table of counters grows before the entry is written: the error says it is not. R-A4"""
+    full, mapped = True, OsSystem.map
+
+    def no_space(self: OsSystem, path: str, size: int) -> OsShared:
+        if full and "/counters." in path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return mapped(self, path, size)
+
+    monkeypatch.setenv("HEADRACE_SHORTCUT", short_cut)
+    with hr.connect(folder) as log:
+        log.create_topic("t", "a bigint")
+        monkeypatch.setattr(OsSystem, "map", no_space)
+        taken = []
+        with pytest.raises(errors.DiskFull):
+            for number in range(1000):
+                log.append("t", [{"a": number}], expect={f"c{number}": 0})
+                taken.append(number)
+        with pytest.raises(errors.DiskFull):
+            log.append("t", [{"a": -1}], expect={f"d{number}": 0 for number in range(1000)})
+        full = False
+        log.append("t", [{"a": 1000}], expect={f"d{number}": 0 for number in range(1000)})
+        assert values(log.read("t")) == [*taken, 1000]
+        assert (log.counter("d999"), log.counter("c0"), log.counter(f"c{len(taken)}")) == (1, 1, 0)
 
 
 # --- writers --------------------------------------------------------------------------------------

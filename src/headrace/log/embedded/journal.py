@@ -218,6 +218,7 @@ class Journal:
             if draft.flags & HAS_CONDITIONS:
                 expect = draft.control.get("expect", {})
                 self._decide(expect, draft.control.get("require", {}))
+                live.make_room(len(expect))
             if "pieces" in draft.control:
                 must_be_there(self.system, self.folder, draft.control["pieces"])
             tail = self._make_room(tail, draft.length)

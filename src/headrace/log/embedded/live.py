@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace import errors
-from headrace.log.embedded.system import Shared, System
+from headrace.log.embedded.system import Shared, System, os_errors
 
 MAGIC = 0x3145_5649_4C52_4848
 (
@@ -155,7 +155,9 @@ class Live:
 
     def _map(self, name: str, size: int) -> Shared:
         self.check_in_place()
-        return self._system.map(f"{self._folder}/{name}", size)
+        path = f"{self._folder}/{name}"
+        with os_errors("mapping shared memory", path):
+            return self._system.map(path, size)
 
     # -- the tail ---------------------------------------------------------------------------
 
@@ -209,6 +211,11 @@ class Live:
         """Set a counter (append lock held)."""
         self._put(digest_of(name), value, self.tail().end >> 40)
 
+    def make_room(self, count: int) -> None:
+        """For so many new counters: before an entry moves them, which no full disk stops then."""
+        if 2 * (self.words[COUNTERS_USED] + count) > self.words[COUNTERS_SLOTS]:
+            self._new_table(self.counters(), count)
+
     def load(self, run: Slots) -> None:
         """Replace all counters by those of a run, in which no name stands twice (lock held)."""
         self._new_table(run)
@@ -251,10 +258,10 @@ class Live:
             self._table_number = number
         return self._table_view
 
-    def _new_table(self, kept: Slots) -> None:
+    def _new_table(self, kept: Slots, more: int = 0) -> None:
         """Make a table with room for twice as many; the number, and so the switch, comes last."""
         slots = COUNTERS_SLOTS_FIRST
-        while slots < 4 * len(kept):
+        while slots < 4 * (len(kept) + more):
             slots *= 2
         old = self.words[COUNTERS_NUMBER]
         size = slots * SLOT.itemsize
