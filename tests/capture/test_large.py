@@ -20,7 +20,7 @@ import pytest
 
 import headrace as hr
 from headrace.log.embedded.log import EmbeddedLog
-from headrace.sources.postgres import stream
+from headrace.sources.postgres import catalog, stream
 from headrace.sources.postgres.capture import Capture
 from headrace.sources.postgres.large import Large
 from headrace.sources.postgres.stream import Stream
@@ -250,6 +250,25 @@ def test_a_large_transaction_is_not_slowed_down(
         with contextlib.closing(source.receive(30.0)) as come:
             assert isinstance(next(come), Transaction)
     assert sum(paused) <= 20, f"{sum(paused)} of {len(paused)} pauses with something there"
+
+
+def test_a_source_is_not_asked_for_a_sign_of_life_while_its_changes_come(
+    database: Database, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sign is a round trip, and a record that the server has to send."""
+    with database.connect() as connection:
+        connection.execute("create table t(id int primary key)")
+        capture = Capture(log, NAME, database.dsn(), ["public.t"], group_rows=1)
+        capture.run("caught up")
+        for n in range(50):
+            connection.execute("insert into t values (%s)", (n,))
+        ask = mock.Mock(side_effect=catalog.heartbeat)
+        monkeypatch.setattr(catalog, "heartbeat", ask)
+        entries = log.ends(f"{NAME}._transactions")
+        capture.run("caught up")
+        assert log.ends(f"{NAME}._transactions")[0] - entries[0] == 50
+        assert differences(log, connection, ["t"]) == []
+    assert ask.call_count <= 25, f"{ask.call_count} signs for 50 groups"
 
 
 @pytest.mark.timeout(300)

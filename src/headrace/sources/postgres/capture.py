@@ -299,6 +299,7 @@ class Capture:
         target = catalog.lsn(control) if isinstance(until, str) else until
         began, beat = time.monotonic(), 0.0
         state, self._held = self.state, None
+        group: list[Transaction | Message] = []
         self._unstage_rest()
         shutil.rmtree(self._folder, ignore_errors=True)
         os.makedirs(self._folder)
@@ -310,7 +311,8 @@ class Capture:
             while True:
                 now = time.monotonic()
                 often = LOOK_SECONDS if self._awaits(stream) else self._heartbeat
-                if now - beat >= often or (until is not None and stream.received < (target or 0)):
+                behind = until is not None and not group and stream.received < (target or 0)
+                if now - beat >= often or behind:
                     beat = now
                     catalog.heartbeat(control)
                 if (state.failed or state.ended) and now - began >= STEADY_SECONDS:
