@@ -9,9 +9,13 @@ caught: memory at sizes that only `./run faults capture --only large` tries.
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import select
+import termios
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -228,28 +232,67 @@ def test_the_server_is_answered_while_we_are_busy(database: Database, log: Embed
         assert differences(log, connection, ["t"]) == []
 
 
-def test_a_large_transaction_is_not_slowed_down(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While it comes in we pause, but not while some of it is there: libpq takes a little each."""
+@pytest.fixture
+def large(database: Database) -> Iterator[Stream]:
+    """The stream of transactions of 20,000, 1,000 and again 1,000 rows."""
     with database.connect() as connection:
         connection.execute("create table t(id int primary key, v text); create publication p")
         connection.execute("alter publication p add table t")
         connection.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
-        connection.execute(
-            "insert into t select n, repeat('x', 200) from generate_series(1, 20000) n"
-        )
-    pause, paused = time.sleep, []
+        for first, last in ((1, 20_000), (20_001, 21_000), (21_001, 22_000)):
+            connection.execute(
+                f"insert into t select n, repeat('x', 200) from generate_series({first}, {last}) n"
+            )
     with Stream(database.dsn(), "s", "p", 0) as source:
+        yield source
 
-        def sleep(seconds: float) -> None:
-            paused.append(bool(select.select([source._pg.socket], [], [], 0)[0]))
-            pause(seconds)
 
-        monkeypatch.setattr(time, "sleep", sleep)
+def transactions(source: Stream, count: int) -> list[int]:
+    """How many transactions came with each call."""
+    found: list[int] = []
+    while sum(found) < count:
         with contextlib.closing(source.receive(30.0)) as come:
-            assert isinstance(next(come), Transaction)
+            found.append(sum([isinstance(one, Transaction) for one in come]))
+    return found
+
+
+def test_where_nobody_keeps_a_large_transaction_it_is_not_slept_through(
+    large: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it comes in we pause, but not while some of it is there: libpq takes a little each."""
+    pause, paused = time.sleep, []
+
+    def sleep(seconds: float) -> None:
+        paused.append(bool(select.select([large._pg.socket], [], [], 0)[0]))
+        pause(seconds)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    large._kept = False
+    transactions(large, 1)
     assert sum(paused) <= 20, f"{sum(paused)} of {len(paused)} pauses with something there"
+
+
+def test_a_look_at_large_transactions_takes_all_that_is_there(
+    large: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not 16 KiB: else the server stands still, or sends row by row while those are read."""
+    look, left = large._look, []
+
+    def looking() -> None:
+        flows = large._large or large._messages > stream.MANY
+        look()
+        there = array.array("i", [0])
+        fcntl.ioctl(large._pg.socket, termios.FIONREAD, there)
+        if flows:
+            left.append(there[0] > 16 << 10)
+
+    monkeypatch.setattr(large, "_look", looking)
+    assert large._kept
+    began = time.monotonic()
+    transactions(large, 3)
+    seconds = time.monotonic() - began
+    assert sum(left) <= 0.3 * len(left), f"{sum(left)} of {len(left)} looks left something"
+    assert len(left) <= 20 + 2 * seconds / stream.PAUSE_SECONDS, f"{len(left)} in {seconds:.2f} s"
 
 
 def test_a_source_is_not_asked_for_a_sign_of_life_while_its_changes_come(

@@ -11,12 +11,17 @@ far we are whenever nobody receives; a lock keeps the two apart.
 
 **Who sleeps until there is something costs the server.** It sends each row by itself, and to wake
 the receiver for it, or only to send it as a packet of its own, takes it longer than to make it. So
-while a large transaction comes in we do not look at every row: we sleep as long as it has come in
-so far, up to `PAUSE_SECONDS`, and take all that is there then. (libpq takes 16 KiB at a time: who
-sleeps between them gets 1.6 MB a second.) And from a server on this machine we accept no more than
-`WINDOW_BYTES` meanwhile: what is above that its system keeps, end to end, and sends in large pieces
-when we read. (With a window that grows, as it does otherwise, each row is a packet.) Numbers are in
-decision 0009.
+while large transactions come in we look at times, take all that is there at once, and do not look
+again for as long as they have come in so far, up to `PAUSE_SECONDS`, whatever we do meanwhile. From
+a server on this machine we accept no more than `WINDOW_BYTES` before we look: what is above that
+its system keeps, end to end, and sends in large pieces when we take it. (With a window that grows,
+as it does otherwise, each row is a packet. It is so, too, while the window is open and nothing
+waits: behind each look, for some hundred rows, or as long as we read what is there row by row.)
+Where we do not know how much the other end keeps, nobody sleeps while something is there: it might
+stand still. Numbers are in decision 0009.
+
+What one look has brought is what `receive` gives: the whole transactions in it are written while
+the next ones come in.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import contextlib
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Generator
@@ -51,9 +57,12 @@ from headrace.sources.postgres.transactions import Assembler, Transaction, Uncle
 STATUS_SECONDS = 5.0
 """The server is told how far we are at least so often."""
 PAUSE_SECONDS = 0.01
-"""So long we do not look, at most, while a large transaction comes in."""
+"""So long we do not look, at most, while large transactions come in."""
 MANY = 100
 """Messages that make a transaction large."""
+TAKES = 8
+"""Reads of one look, at most. libpq takes 16 KiB, and twice as much when it is asked again before
+that is read, and so on; the systems keep less than it takes in the end."""
 WINDOW_BYTES = 64 << 10
 """What a server on this machine may send before we read. Not less: the server makes pieces of half
 of what a new connection is offered, which is 64 KiB, and sends none that does not fit."""
@@ -83,10 +92,16 @@ class Stream:
         if self._pg.parameter_status(b"server_encoding") == b"SQL_ASCII":
             # Texts as they are: else one that is not UTF-8 would end the stream, for all tables.
             self._connection.execute("SET client_encoding = 'SQL_ASCII'")
-        _bound_window(self._pg.socket)
+        self._kept = _bound_window(self._pg.socket)
         self._assembler = Assembler(spill)
         self._confirmed = start
-        self._told = time.monotonic()
+        self._told = self._looked = time.monotonic()
+        self._began = self._looked
+        """Since when it comes without a break."""
+        self._messages = 0
+        """Those of the transaction that comes in."""
+        self._large = False
+        """Whether the one before was."""
         self._using = threading.RLock()
         self._ended = threading.Event()
         self.received = start
@@ -141,58 +156,85 @@ class Stream:
 
     def _receive(self, seconds: float) -> Generator[Transaction | Message, None, None]:
         deadline = time.monotonic() + seconds
+        while not (yield from self._read()) and self._more(deadline):
+            pass
+
+    def _read(self) -> Generator[Transaction | Message, None, bool]:
+        """Read what was taken; whether something was complete."""
         pg, feed = self._pg, self._assembler.feed
         some = False
-        began, until, messages = time.monotonic(), 0.0, 0
-        while True:
-            size, data = pg.get_copy_data(1)
-            if size > 0:
-                message = data.tobytes()  # half the time of a slice made bytes
-                if message[0] == XLOG_DATA:
-                    messages += 1
-                    made = feed(message[XLOG_DATA_HEADER:])
-                    if made is not None:
-                        if not some:
-                            some, until = True, time.monotonic() + PAUSE_SECONDS
-                        messages = 0
-                        end = made.lsn if isinstance(made, Message) else made.end_lsn
-                        self.received = max(self.received, end)
-                        yield made
+        while (taken := pg.get_copy_data(1))[0] > 0:
+            message = taken[1].tobytes()  # half the time of a slice made bytes
+            if message[0] == XLOG_DATA:
+                self._messages += 1
+                made = feed(message[XLOG_DATA_HEADER:])
+                if made is None:
                     continue
+                some = True
+                if isinstance(made, Message):
+                    self._messages -= 1
+                    end = made.lsn
+                else:
+                    self._large, self._messages = self._messages > MANY, 0
+                    end = made.end_lsn
+                self.received = max(self.received, end)
+                yield made
+            else:
                 alive = frame(message)
                 assert isinstance(alive, Keepalive)
                 if not self._assembler.busy:
                     self.received = max(self.received, alive.end)
                 if alive.reply:
                     self._tell()
-                continue
-            if size < 0:
-                raise _ended(pg.get_result())
-            now = time.monotonic()
-            if self._due():
-                self._tell()
-            left = deadline - now
-            pause = min(now - began, PAUSE_SECONDS, (until if some else deadline) - now)
-            if messages > MANY and pause > 0 and self._assembler.busy:
-                self._pause(pause)
-                continue
-            if some or left <= 0:
-                if _readable(pg.socket):
-                    pg.consume_input()
-                    if not some and left <= 0:
-                        return
-                    continue
-                return
-            select.select([pg.socket], [], [], min(left, STATUS_SECONDS))
-            if messages <= MANY:
-                began = time.monotonic()
-            pg.consume_input()
+        if taken[0] < 0:
+            raise _ended(pg.get_result())
+        return some
 
-    def _pause(self, seconds: float) -> None:
-        """Let more come, if nothing is there."""
-        if not _readable(self._pg.socket):
-            time.sleep(seconds)
+    def _more(self, deadline: float) -> bool:
+        """Wait for more and take it; whether there is time to read it."""
+        if self._due():
+            self._tell()
+        left = deadline - time.monotonic()
+        pause = self._pause()
+        if left <= 0:
+            if pause <= 0 and _readable(self._pg.socket):
+                self._look()
+            return False
+        if pause > 0:
+            time.sleep(min(pause, left))
+        else:
+            self._wait(min(left, STATUS_SECONDS))
+        if pause <= left:
+            self._look()
+        return True
+
+    def _pause(self) -> float:
+        """How long not to look; none if no large transaction comes in."""
+        if not (self._assembler.busy and (self._large or self._messages > MANY)):
+            return 0.0
+        if not self._kept and _readable(self._pg.socket):
+            return 0.0
+        now = time.monotonic()
+        return min(now - self._began, PAUSE_SECONDS) - (now - self._looked)
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep until something comes."""
+        before = time.monotonic()
+        select.select([self._pg.socket], [], [], seconds)
+        now = time.monotonic()
+        if now - before > PAUSE_SECONDS:
+            self._large = False
+        if not self._large and self._messages <= MANY:
+            self._began = now
+
+    def _look(self) -> None:
+        """Take all that has come."""
         self._pg.consume_input()
+        for _ in range(TAKES - 1):
+            if not _readable(self._pg.socket):
+                break
+            self._pg.consume_input()
+        self._looked = time.monotonic()
 
     def confirm(self, position: int) -> None:
         """Everything below this position is on disk: the server may forget it."""
@@ -231,11 +273,13 @@ def _readable(number: int) -> bool:
     return bool(select.select([number], [], [], 0)[0])
 
 
-def _bound_window(number: int) -> None:
-    """See above; a window that is bounded by a buffer's size does not grow."""
+def _bound_window(number: int) -> bool:
+    """Whether what we do not take is kept; a window that is bounded by a buffer's size stays so."""
     with (
         socket.socket(fileno=os.dup(number)) as same,
         contextlib.suppress(OSError),  # the connection is lost: who uses it next is told
     ):
         if same.family != socket.AF_UNIX and ip_address(same.getpeername()[0]).is_loopback:
             same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WINDOW_BYTES)  # twice, for both
+            return sys.platform == "linux"
+    return False
