@@ -392,8 +392,8 @@ class OsSystem:
         return os.urandom(count)
 
     def takes_short_cut(self) -> bool:
-        """See `System`."""
-        return True
+        """See `System`; one made of this one hears of every call, unless it says otherwise."""
+        return type(self) is OsSystem
 
     def check_folder(self, path: str) -> None:
         """See `System`."""
