@@ -552,8 +552,9 @@ def test_a_password_is_neither_kept_nor_printed(
     assert done.code == 0
     assert "PGPASSWORD or ~/.pgpass" in done.err
     said = done.err + done.out
-    for address in (f"postgresql://u:{secret}@127.0.0.1:1/x", f"postgresql://u:{secret} x@h/"):
-        done = headrace("capture", "add", "b", address)
+    told = (f"{secret}@127.0.0.1:1", f"{secret} x@h", f"a@{secret}@127.0.0.1:1", f"12/{secret}@h")
+    for rest in told:
+        done = headrace("capture", "add", "b", f"postgresql://u:{rest}/x")
         assert done.code == 1
         said += done.err + done.out
     with hr.connect(folder) as log:

@@ -77,8 +77,12 @@ def without_password(dsn: str) -> tuple[str, bool]:
     """An address without its password, and whether there was one.
 
     What libpq says of an address that it cannot read may quote the password, so it is not shown.
+    Of a URL whose password has an @ or / as it is, libpq takes the rest for the host or database.
     """
+    url = re.match("postgres(?:ql)?://(?:[^@/]*@)?([^?]*)", dsn)
     try:
+        if url and "@" in url[1]:
+            raise psycopg.ProgrammingError
         parts: dict[str, Any] = conninfo_to_dict(dsn)
     except psycopg.Error:
         raise errors.BadSetting(
