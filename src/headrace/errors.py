@@ -796,7 +796,10 @@ class OtherCluster(UsageError):
         "each PostgreSQL server has a system identifier from the day it was made, and a position "
         "of one server means nothing on another"
     )
-    fix = "correct the address; if the data has moved there for good, add a new capture"
+    fix = (
+        "correct the address: headrace.capture(log, NAME, ADDRESS) in Python keeps a new one; "
+        "if the data has moved there for good, add a new capture"
+    )
 
 
 class OtherDatabase(UsageError):
@@ -808,7 +811,10 @@ class OtherDatabase(UsageError):
         "a slot and a publication belong to one database, which is known by its oid: "
         "a database that was dropped and made again under its name is another one"
     )
-    fix = "correct the database in the address; if it was made again, add a new capture"
+    fix = (
+        "correct the database in the address: headrace.capture(log, NAME, ADDRESS) in Python keeps "
+        "a new one; if it was made again, add a new capture"
+    )
 
 
 class OtherTimeline(UsageError):
@@ -1008,7 +1014,10 @@ class SourceAway(TransientError):
     code = "HR-CAPTURE-024"
     title = "the database of a capture cannot be reached"
     why = "the server is down, the address is wrong, or the network is"
-    fix = "start the server or correct the address; a running capture goes on by itself"
+    fix = (
+        "start the server or correct the address (that of a capture: headrace.capture(log, NAME, "
+        "ADDRESS) in Python keeps a new one); a running capture goes on by itself"
+    )
 
 
 class NoPsycopg(UsageError):
@@ -1035,7 +1044,10 @@ class CaptureExists(UsageError):
     code = "HR-CAPTURE-027"
     title = "the log has a capture of that name already"
     why = "its topics, its slot and its publication are named after it"
-    fix = "choose another name, or remove the other one: headrace capture remove NAME"
+    fix = (
+        "choose another name, or remove the other one: headrace capture remove NAME; another "
+        "address of the same database: headrace.capture(log, NAME, ADDRESS) in Python"
+    )
 
 
 class SourceNotReady(UsageError):

@@ -598,6 +598,19 @@ def test_hr_capture(
     assert headrace("capture", "status", "--json").json[0]["capture"] == "shop"
 
 
+def test_an_address_can_be_corrected_as_the_errors_say(
+    folder: str, database: Database, shop: psycopg.Connection[Any], headrace: Headrace
+) -> None:
+    with hr.connect(folder) as log:
+        hr.capture(log, "shop", f"host=127.0.0.1 port=1 dbname={database.name}", tables="orders")
+    again = headrace("capture", "add", "shop", database.dsn(), "--json")
+    for done in (headrace("capture", "run", "shop", "--json"), again):
+        assert "headrace.capture(log, NAME, ADDRESS)" in done.error["fix"]
+    with hr.connect(folder) as log:
+        hr.capture(log, "shop", database.dsn())
+    assert caught_up(headrace)["tables"] == {"live": 1}
+
+
 def test_without_the_client_library(
     folder: str, headrace: Headrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
