@@ -7,10 +7,12 @@ import pickle
 import re
 import subprocess
 import sys
+from typing import Any
 
+import click
 import pytest
 
-from headrace.cli.main import run
+from headrace.cli.main import cli, run
 from headrace.errors import (
     Conflict,
     Fenced,
@@ -50,6 +52,17 @@ def test_every_error_can_be_explained(
     assert error.code in shown
     assert error.why in shown
     assert error.fix in shown
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.code)
+def test_a_command_in_a_fix_has_all_its_arguments_or_none(error: type[HeadraceError]) -> None:
+    for *names, given in re.findall(r"headrace (\w+) (\w+)((?: [A-Z]+\b)+)", error.fix):
+        command: Any = cli
+        for name in names:
+            command = command.get_command(click.Context(command), name)
+            assert command is not None, error.fix
+        needed = [one for one in command.params if isinstance(one, click.Argument) and one.required]
+        assert len(given.split()) == len(needed), error.fix
 
 
 def test_a_code_is_given_only_once() -> None:

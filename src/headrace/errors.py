@@ -923,8 +923,8 @@ class PublicationDropped(UsageError):
         "change was made; those made without the publication never come"
     )
     fix = (
-        "make the publication again, then read the tables anew: headrace capture snapshot; "
-        "headrace capture check says the statement"
+        "make the publication again, then read the tables anew: headrace capture snapshot NAME "
+        "TABLE; headrace capture check NAME says the statement"
     )
 
 
@@ -935,8 +935,8 @@ class TableLeftPublication(UsageError):
     title = "a captured table was taken out of the publication"
     why = "changes made while a table is not wholly published never come, also after it is again"
     fix = (
-        "put the table back, then read it anew: headrace capture snapshot TABLE; or leave it out "
-        "of the capture"
+        "put the table back, then read it anew: headrace capture snapshot NAME TABLE; or leave it "
+        "out of the capture"
     )
 
 
@@ -978,7 +978,10 @@ class ValueNotCarried(UsageError):
         "decimals have no NaN and no infinity, and a capture does not put another value "
         "in the place of one it cannot carry"
     )
-    fix = 'capture numerics as text (numeric="text"), or correct the row at the source'
+    fix = (
+        "remove the capture and add it again with --numeric-as-text; or correct the row at the "
+        "source, then read the table anew: headrace capture snapshot NAME TABLE"
+    )
 
 
 class BadReplicationData(DamageError):
@@ -1005,7 +1008,7 @@ class BeforeImageMissing(DamageError):
         "the topic of a captured table holds every row of the table, so the row before a change "
         "is known; here it is not: somebody else has written to the topic, or rows were lost"
     )
-    fix = "read the table anew: headrace capture snapshot TABLE"
+    fix = "read the table anew: headrace capture snapshot NAME TABLE"
 
 
 class SourceAway(TransientError):

@@ -247,7 +247,7 @@ def _check_table(table: TableInfo, publication: Publication, member: int) -> Non
             f"table {table.schema}.{table.name} was taken out of publication "
             f"'{publication.name}' and put back",
             place=place,
-            fix="read the table anew: headrace capture snapshot TABLE",
+            fix="read the table anew: headrace capture snapshot NAME TABLE",
         )
 
 
@@ -260,7 +260,7 @@ def _check_root(table: TableInfo, publication: Publication) -> None:
             place=f"table {table.schema}.{table.name}",
             fix=f"ALTER PUBLICATION {identifier(publication.name)} SET "
             "(publish_via_partition_root = true), then read the table anew: "
-            "headrace capture snapshot TABLE",
+            "headrace capture snapshot NAME TABLE",
         )
 
 
@@ -274,7 +274,7 @@ def _check_whole(table: TableInfo, publication: Publication) -> None:
             f"{table.schema}.{table.name}",
             place=f"table {table.schema}.{table.name}",
             fix=f"{alter} DROP TABLE ONLY {quoted(name)}; {alter} ADD TABLE ONLY {quoted(name)}; "
-            "then read the table anew: headrace capture snapshot TABLE",
+            "then read the table anew: headrace capture snapshot NAME TABLE",
         )
 
 
