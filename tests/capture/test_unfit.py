@@ -567,6 +567,8 @@ def test_a_text_that_is_not_utf8_stops_its_table_only(postgres: Server, log: Emb
         with postgres.connect("loose", client_encoding="SQL_ASCII") as connection:
             run = connection.execute
             run("create table t(id int primary key, v text); create table u(id int primary key)")
+            run(b"create table there(id int primary key, v text)")
+            run(b"insert into there values (1, E'caf\\xe9')")
             shop = capture(log, postgres.dsn("loose"))
             shop.run("caught up")
             run(b"insert into t values (1, 'caf\xc3\xa9')")
@@ -575,7 +577,10 @@ def test_a_text_that_is_not_utf8_stops_its_table_only(postgres: Server, log: Emb
             run("insert into u values (1)")
             shop.run("caught up")
         assert shop.state is not None
-        assert "is not UTF-8" in shop.state.tables["public.t"].reason
+        for table in ("public.t", "public.there"):
+            reason = shop.state.tables[table].reason
+            assert "is not UTF-8" in reason
+            assert "HR-CAPTURE-021" in reason
         assert log.table("shop.public.u").scan().read_all().to_pylist()[0]["id"] == 1
         assert [row["prefix"] for one in log.read("shop._messages") for row in one.to_pylist()] == [
             r"\xe9"

@@ -317,7 +317,10 @@ class Snapshots:
             return
         if isinstance(read, psycopg.errors.UndefinedColumn | psycopg.errors.UndefinedTable):
             read = "the table has changed"  # the capture looks for that
-        if isinstance(read, psycopg.Error):
+        if isinstance(read, psycopg.errors.CharacterNotInRepertoire):
+            fact = f"a text is not UTF-8: {read}"
+            self._stop(captured, errors.ValueNotCarried(fact, place=captured.name))
+        elif isinstance(read, psycopg.Error):
             self._stop(captured, read)
         elif isinstance(read, Exception):
             raise read
