@@ -6,8 +6,9 @@ what was decoded before (it begins at the last such note, of which it makes one 
 `pg_recvlogical` decodes nothing and keeps nothing: it is what the server can give. A snapshot
 stands against `COPY ... TO STDOUT` of the table; commit-to-readable against a loop that receives
 and does an fdatasync for each transaction. Debezium's own engine has a sink in Java that only
-counts, a warm Java, no encoding, and its time runs from its first event to its last, while ours
-runs from before we connect. pgbench runs with a capture beside it and without, in turn.
+counts, a warm Java and no encoding; there the time of both runs from the first rows to the last,
+ours being those that a reader of the log can have. pgbench runs with a capture beside it and
+without, in turn.
 
     ./run bench capture                 all of it, some minutes
     ./run bench capture --only update   measures whose name has "update" in it
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,16 @@ def throughput(bench: Bench, source: Source, quick: bool, wanted: Callable[[str]
         bench.add(measure, ours, floor, "pg_recvlogical", "rows/s", "higher", goal)
 
 
+def flow(rows: int, count: Callable[[], int]) -> float:
+    """Rows a second while they come, from the first that are there to the last."""
+    first, began = 0, time.perf_counter()
+    while (there := count()) < rows:
+        if there and not first:
+            first, began = there, time.perf_counter()
+        time.sleep(0.002)
+    return (rows - first) / (time.perf_counter() - began)
+
+
 class Debezium:
     """Debezium's engine with a sink that does nothing, on the same changes."""
 
@@ -159,24 +171,29 @@ class Debezium:
         }
 
     def rate(self, rows: int) -> float:
-        """Take what has come since last time; rows a second, from the first to the last."""
+        """Take what has come since last time; rows a second."""
         self.engine.start(self.source.server.port, "postgres", self.settings, count=True)
-        first, began = 0, time.perf_counter()
-        while (count := self.engine.count()) < rows:
-            if count and not first:
-                first, began = count, time.perf_counter()
-            time.sleep(0.002)
-        seconds = time.perf_counter() - began
+        found = flow(rows, self.engine.count)
         self.engine.stop()
-        return (rows - first) / seconds
+        return found
 
 
 def debezium(bench: Bench, source: Source, folder: Path, quick: bool) -> None:
-    """Rows a second of insert transactions, into our log and out of Debezium's engine.
-
-    Enough of them that our connecting, some 60 ms, is not a tenth of our time.
-    """
+    """Rows a second of insert transactions, into our log and out of Debezium's engine."""
     rows = 5_000 if quick else 400_000
+
+    def captured() -> float:
+        before = sum(source.log.ends(TOPIC))
+        with ThreadPoolExecutor(1) as other:
+            ended = other.submit(source.ours)
+
+            def come() -> int:
+                return rows if ended.done() else sum(source.log.ends(TOPIC)) - before
+
+            found = flow(rows, come)
+            ended.result()  # says why, if not all have come
+        return found
+
     ours: list[float] = []
     theirs: list[float] = []
     with Engine(folder / "debezium", "-Xms256m", "-Xmx2g") as engine:
@@ -187,7 +204,7 @@ def debezium(bench: Bench, source: Source, folder: Path, quick: bool) -> None:
                 for _ in range(rows // 1000):
                     source.insert(1000)
             arms: list[tuple[Callable[[], float], list[float]]] = [
-                (lambda: rows / source.ours(), ours),
+                (captured, ours),
                 (lambda: other.rate(rows), theirs),
             ]
             for arm, values in arms if pair % 2 else reversed(arms):
