@@ -156,7 +156,7 @@ def _zones(number: int, spark: Any) -> Found:
 HUNTERS: dict[str, tuple[str, int, Callable[[int, Any], Found]]] = {
     "plain": ("random cases without Spark", 400, _plain),
     "crash": ("crash enumerator", 12, _crash),
-    "race": ("two drivers and a writer", 100, _race),
+    "race": ("two drivers and a writer", 300, _race),
     "zones": ("a restart under another time zone", 1, _zones),
 }
 """The title of each hunter, how many cases it tries, and how it tries one."""
